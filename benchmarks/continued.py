@@ -29,7 +29,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "algorithms")]
 import flowrl as fl
 from flowrl import rl
 from flowrl.backends.hf.generation.continuous import NetBatch
-from flowrl.testing import Sampling
+from flowrl.testing import SampleRequest, Sampling
 from tasks import arithmetic
 
 PAGE, PICTURE = ROOT / "docs" / "schedule.md", ROOT / "docs" / "images" / "continued.svg"
@@ -97,7 +97,7 @@ def publish(actor: Any, old: Any, new: Any, rows: int, *, keep_cache: bool) -> F
     engine.resume(0)
     prompts = [[1 + row % 9, 12, 1 + row // 9 % 9, 13] for row in range(rows)]
     column = fl.Column.of(prompts, dim="prompt", dtype="i32")
-    engine.submit(column, 1, torch.arange(rows), Sampling(max_tokens=BEFORE + AFTER))
+    engine.submit(SampleRequest(column, 1, torch.arange(rows), Sampling(max_tokens=BEFORE + AFTER)))
     for _ in range(BEFORE):
         engine.step()
     engine.pause()

@@ -76,7 +76,7 @@ def by_hand(sessions: int, turns: int) -> tuple[float, int]:
     while live:
         column = fl.Column.of([tokens[i] for i in live], dim="prompt", dtype="i32")
         starts = torch.tensor([len(masks[i]) for i in live])
-        answers = stream.submit(column, 1, seeds[torch.tensor(live)], sampling, starts)
+        answers = stream.submit(fl.testing.SampleRequest(column, 1, seeds[torch.tensor(live)], sampling, starts))
         going = []
         for row in answers:
             i = live[row.row]

@@ -251,6 +251,7 @@ PAGES = (
         {
             "The engine": (
                 "fl.testing.FakeEngine",
+                "fl.testing.SampleRequest",
                 "fl.testing.Sampling",
                 "fl.testing.SampledRow",
                 "fl.testing.PrefixTokens",

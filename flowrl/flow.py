@@ -13,6 +13,7 @@ from pathlib import Path
 from types import CodeType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast, overload
 
+from .analysis.chat_templates import template_findings
 from .errors import CheckError, ProgramError, UsageError, WorkerError, did_you_mean, shown
 from .evaluation_options import check_evaluation, check_stop, read_evaluations
 from .graph.check_program import Report, check, unused
@@ -244,8 +245,10 @@ class Flow:
             lambda name: any(mentions(p.fn, handles[name]) for p in self.programs.values()),
         )
         found = [state_findings(cls) for cls in dict.fromkeys(h.cls for h in self.handles)]
+        found.append(template_findings(traced, self.handles))
         errors = (*report.errors, *lost, *misnamed(self.handles), *(error for some, _ in found for error in some))
-        return Report(report.program, errors, (*report.lints, *idle, *(lint for _, some in found for lint in some)))
+        lints = (*report.lints, *idle, *(lint for _, some in found for lint in some))
+        return Report(report.program, errors, lints)
 
     def study(
         self,

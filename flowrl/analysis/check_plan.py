@@ -226,13 +226,15 @@ def _support(study: Study) -> Iterator[FlowError]:
     """Yield an error for each call that asks which tokens could be drawn of an engine that does not record it."""
     for made in study.calls.values():
         call = made.call
-        if call.arguments.get("support") is not True or call.op.cost != "generate":
+        if call.arguments.get("support") is not True or not samples(call.op, call.serves):
             continue
-        place = study.plan.place_of(call.worker, "generate")
-        if "support" not in backend(place.backend).logprobs:
+        for worker in call.serves or (call.worker,):
+            place = study.plan.place_of(worker, "generate")
+            if "support" in backend(place.backend).logprobs:
+                continue
             recording = " or ".join(r.name for r in BACKENDS.values() if r.generates and "support" in r.logprobs)
             yield PlanError(
-                f"{study.plan.title_of(call.worker, 'generate')}: {place.backend} does not record which tokens "
+                f"{study.plan.title_of(worker, 'generate')}: {place.backend} does not record which tokens "
                 f"could be drawn, which {call.title} asks for with support=True.",
                 at=place.at,
                 fix=f"Write engine: {recording}, or leave support=True out of the program.",

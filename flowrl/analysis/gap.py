@@ -222,7 +222,7 @@ def _samplings(worker: Any, traces: Sequence[Any]) -> Iterator[Any]:
     for call in calls:
         if call.worker == worker.name and call.op.cost == "generate":
             said = {n: v for n, v in call.arguments.items() if isinstance(v, (int, float, bool))}
-            known = {n: said.get(n) for n in SamplingArguments.__dataclass_fields__ if n != "stop"}
+            known = {n: said.get(n) for n in SamplingArguments.__dataclass_fields__ if n not in ("stop", "support")}
             sampling = SamplingArguments(**{**known, "greedy": bool(known["greedy"])})
             made = replace(worker.sampling, **{n: v for n, v in asdict(sampling).items() if v is not None})
             if made != worker.sampling:

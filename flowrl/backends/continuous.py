@@ -5,19 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ..errors import DataError, FlowError, RunError
 from ..workers.model_options import Sampling
-from ..workers.streaming import FailedCall, PrefixTokens, Reason, SampledRow, check_kept, last_spans
+from ..workers.streaming import FailedCall, PrefixTokens, Reason, SampledRow, SampleRequest, last_spans
 from ..workers.tokens.row_support import CallSupport, RowSupport
 from .draw import kept_ids, uniforms
-
-if TYPE_CHECKING:
-    from ..batch import Column
 
 #: Draws for some of the rows of a step, by their places in it: ``draw(places, uniform, sampling, seen, kept)`` gives
 #: what :func:`flowrl.backends.draw.draw_from` does.
@@ -75,8 +71,7 @@ class RunningRow:
         for version, tokens in row.versions:
             self._extend(version, tokens)
         if self.of_call is not None and row.support is not None:
-            self.support.ids.extend(row.support.ids)
-            self.support.sizes.extend(row.support.sizes)
+            self.support.extend(row.support)
             self.of_call.count(len(self.support.sizes), len(row.support.ids))
 
     def record(self, ids: Sequence[int]) -> None:
@@ -145,29 +140,19 @@ class ContinuousBatch(ABC):
 
     # -- calls --------------------------------------------------------------------------------------------------------
 
-    def submit(
-        self,
-        prompts: Column,
-        n: int,
-        seeds: Tensor,
-        sampling: Sampling,
-        starts: Tensor | None = None,
-        kept: Sequence[SampledRow] = (),
-    ) -> int:
+    def submit(self, request: SampleRequest) -> int:
         """Begin a call; see :meth:`flowrl.workers.streaming.Streams.submit`."""
         if self._asleep:
             raise asleep()
-        if len(seeds) != len(prompts) * n:
-            raise DataError(f"{len(seeds)} seeds for {len(prompts) * n} rows.", fix="Give each row a seed of its own.")
-        most, before = check_lengths(self.positions, prompts.lengths), check_kept(kept, len(seeds), sampling)
+        most, before = check_lengths(self.positions, request.prompts.lengths), request.kept_rows()
+        sampling = request.sampling
         self._calls += 1
         call, stops = self._calls, self._ends.union(sampling.stop)
-        firsts = [0] * len(seeds) if starts is None else starts.tolist()
-        texts = [tuple(prompt.tolist()) for prompt in prompts]
-        recorded = CallSupport(len(seeds)) if sampling.support else None
+        texts = [tuple(prompt.tolist()) for prompt in request.prompts]
+        recorded = CallSupport(request.rows) if sampling.support else None
         begun: list[RunningRow] = []
-        for row, (seed, start) in enumerate(zip(seeds.tolist(), firsts, strict=True)):
-            prompt, had = texts[row // n], before.get(row)
+        for row, (seed, start) in enumerate(zip(request.seeds.tolist(), request.row_starts, strict=True)):
+            prompt, had = texts[row // request.n], before.get(row)
             limit = sampling.max_tokens if most is None else min(sampling.max_tokens, most - len(prompt))
             made = RunningRow(call, row, prompt, seed, start, limit, sampling, stops, recorded)
             if had is not None:
@@ -188,11 +173,6 @@ class ContinuousBatch(ABC):
     def tokens_since(self, known: Mapping[int, Mapping[int, int]]) -> list[SampledRow]:
         """Return what rows have got; see :class:`flowrl.workers.streaming.TellsTokens`."""
         return grown_rows(self._rows.values(), known)
-
-    def tokens_of(self, call: int, row: int) -> tuple[int, ...]:
-        """Return the tokens that a row has; none of one that has left."""
-        found = self._rows.get((call, row))
-        return () if found is None else tuple(found.ids)
 
     def abort(self, call: int, rows: Iterable[int] | None = None) -> list[SampledRow]:
         """End rows of a call, or all; see :meth:`flowrl.workers.streaming.Streams.abort`."""

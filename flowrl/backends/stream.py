@@ -15,16 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import FlowError, RunError
 from ..workers.model_options import Sampled, Sampling
-from ..workers.streaming import FailedCall, SampledRow, Streams, gathered, shows_tokens
+from ..workers.streaming import FailedCall, SampledRow, SampleRequest, Streams, gathered, tells_tokens
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ..batch import Column
-
-
-#: What a call is asked for with: the arguments of :meth:`flowrl.workers.streaming.Streams.submit`.
-Asked = tuple["Column", int, "Tensor", Sampling, "Tensor | None"]
 
 
 class Stream:
@@ -33,8 +29,9 @@ class Stream:
     >>> import torch
     >>> stream = fl.testing.FakeEngine(vocab=8).stream
     >>> prompts = fl.Column.of([[3], [5]], dim="prompt", dtype="i32")
-    >>> long = stream.submit(prompts, 2, torch.arange(4), fl.testing.Sampling(max_tokens=30))
-    >>> short = stream.submit(prompts, 1, torch.arange(2), fl.testing.Sampling(max_tokens=3))
+    >>> from flowrl.testing import SampleRequest, Sampling
+    >>> long = stream.submit(SampleRequest(prompts, 2, torch.arange(4), Sampling(max_tokens=30)))
+    >>> short = stream.submit(SampleRequest(prompts, 1, torch.arange(2), Sampling(max_tokens=3)))
     >>> [len(row.ids) <= 3 for row in short]
     [True, True]
     >>> len(list(long))
@@ -49,21 +46,22 @@ class Stream:
         self._broken: BaseException | None = None
         self._under_way: asyncio.Future[None] | None = None
         self.steps = 0  # so far
+        self._holder = object()  # has the turn while the weights are written
+        self.follows = False  # publishes come in between, and its rows say of which version each token is
+        self.kept_cache = False  # rows have gone on through a publish with the keys and values that they had
 
-    def submit(
-        self, prompts: Column, n: int, seeds: Tensor, sampling: Sampling, starts: Tensor | None = None
-    ) -> StreamedCall:
-        """Begin a call, with the arguments of ``generate``. Its rows come as they end."""
-        return self.submit_all([(prompts, n, seeds, sampling, starts)])[0]
+    def submit(self, request: SampleRequest) -> StreamedCall:
+        """Begin a call. Its rows come as they end."""
+        return self.submit_all([request])[0]
 
-    def submit_all(self, asked: Sequence[Asked]) -> list[StreamedCall]:
+    def submit_all(self, requests: Sequence[SampleRequest]) -> list[StreamedCall]:
         """Begin several calls, between the same two tokens. Where one cannot begin, none has."""
         begun: list[StreamedCall] = []
         with self._turn():
             try:
-                for prompts, n, seeds, sampling, starts in asked:
-                    number = self.engine.submit(prompts, n, seeds, sampling, starts)
-                    begun.append(StreamedCall(self, number, len(prompts) * n, sampling))
+                for request in requests:
+                    number = self.engine.submit(request)
+                    begun.append(StreamedCall(self, number, request.rows, request.sampling))
             except BaseException:
                 for call in begun:
                     self.engine.abort(call.number)
@@ -90,6 +88,27 @@ class Stream:
                 self.engine.pause()
                 install()
                 self.engine.resume(version, keep_cache=how == "continue")
+
+    def hold(self) -> None:
+        """Stop between two tokens, until :meth:`let_go`: whoever waits for a turn waits for that. One holds it, and may
+        do so again."""
+        with self._changed:
+            if self._holder not in self._line:
+                self._line.append(self._holder)
+            self._changed.wait_for(lambda: self._line[0] is self._holder)
+
+    def let_go(self) -> None:
+        """Go on; nothing where it is not held."""
+        with self._changed:
+            if self._holder in self._line:
+                self._line.remove(self._holder)
+                self._changed.notify_all()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Stop between two tokens inside the block: the weights may be written."""
+        with self._turn():
+            yield
 
     # -- turns --------------------------------------------------------------------------------------------------------
 
@@ -175,9 +194,16 @@ class Stream:
                     raise call._error
         return found
 
-    def tokens_of(self, call: StreamedCall, row: int) -> Sequence[int]:
-        """Return the tokens that a row has which has not left, as far as its engine says them."""
-        return self.engine.tokens_of(call.number, row) if shows_tokens(self.engine) else ()
+    def tokens_since(self, known: Mapping[StreamedCall, Mapping[int, int]]) -> list[SampledRow]:
+        """Return rows of some calls that run and have more tokens than are ``known`` of them, by call and row.
+
+        Each is as :meth:`abort_rows` would return it now, with the tokens alone that are not known. An engine that does
+        not tell has none.
+        """
+        if not known or not tells_tokens(self.engine):
+            return []
+        with self._turn():
+            return self.engine.tokens_since({call.number: rows for call, rows in known.items()})
 
     def abort_rows(self, wanted: Mapping[StreamedCall, Iterable[int] | None]) -> list[SampledRow]:
         """End some rows of each of these calls, or all of them, between the same two tokens.
@@ -218,7 +244,7 @@ class StreamedCall:
     >>> import torch
     >>> prompts = fl.Column.of([[3]], dim="prompt", dtype="i32")
     >>> stream = fl.testing.FakeEngine(vocab=8, stop=()).stream
-    >>> call = stream.submit(prompts, 3, torch.arange(3), fl.testing.Sampling(max_tokens=5))
+    >>> call = stream.submit(fl.testing.SampleRequest(prompts, 3, torch.arange(3), fl.testing.Sampling(max_tokens=5)))
     >>> [row.reason for row in call.abort([0])]
     ['aborted']
     >>> call.sampled().ids.lengths
@@ -340,4 +366,4 @@ def generate_streamed(
     engine: Streams, prompts: Column, n: int, seeds: Tensor, sampling: Sampling, starts: Tensor | None = None
 ) -> Sampled:
     """Return whole calls of an engine whose rows leave one by one: what its ``generate`` may be."""
-    return stream_of(engine).submit(prompts, n, seeds, sampling, starts).sampled()
+    return stream_of(engine).submit(SampleRequest(prompts, n, seeds, sampling, starts)).sampled()

@@ -322,6 +322,11 @@ class Environment(Env):
     def _conversation(self, game: Game, episode: Episode) -> list[dict[str, Any]]:
         return [dict(message) for message in episode.state.messages] if episode.begun else []
 
+    @classmethod
+    def asks_of_template(cls) -> bool:
+        """Whether its tools are known before it is open: those of some packages are not."""
+        return cls.schemas is Environment.schemas
+
     def _expect_template(self, tokenizer: Any) -> None:
         """Raise ModelError for a chat template that refuses what follows an answer, or rewrites the answer.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ..graph.compile_paths import ids_by_site
 from ..graph.may_see_older_weights import main_samplers, relaxed_calls, samples
@@ -80,4 +81,10 @@ def scheme_of(
         nodes,
         main,
         arguments,
+        rowwise=frozenset(h.name for h in handles if _streams_rows(h.cls)),
     )
+
+
+def _streams_rows(cls: type[Any]) -> bool:
+    """Whether environments ask the engine of a worker row by row."""
+    return hasattr(cls, "streams_rows") and cls.streams_rows()

@@ -301,7 +301,6 @@ _ROWS = (
         axes=("pp", "dp", "ep", "tp"),
         publishes=("drain",),
         logprobs=("raw", "processed"),
-        sleeps=False,
         reads_prompts_once=True,
         keeps_prompts_once=True,
         layout=LayoutRules(64, longer="last", fused=_fused("experts")),

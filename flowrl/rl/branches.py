@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..graph.ops.declare import op
+from ..graph.ops.signature import CallShape
 from .validate import refusal
 
 if TYPE_CHECKING:
@@ -16,12 +17,18 @@ _FIELDS = (
     "temperature: f32[], rewards: f32[], advantages: f32[*response]"
 )
 _OF_TOKENS = ("response_ids", "response_mask", "rollout_logprobs", "sampling_logprobs", "versions")
+_SUPPORT = ("support_ids", "support_sizes")
+
+
+def _fields(shape: CallShape) -> str:
+    recorded = _SUPPORT if "support_ids" in shape.have else ()
+    return ", ".join([_FIELDS, "tokens: i32[*token]", *recorded])
 
 
 @op(
     owner="rl",
-    reads=f"{_FIELDS}, tokens: i32[*token], branches",
-    adds=f"{_FIELDS}, tokens: i32[*token]",
+    reads=lambda shape: f"{_fields(shape)}, branches",
+    adds=_fields,
     rows="regroup",
     cost="local",
 )
@@ -70,17 +77,18 @@ def branches(batch: Batch) -> Batch:
     """
     from ..batch import Batch
 
+    of_tokens = (*_OF_TOKENS, *(_SUPPORT if "support_ids" in batch else ()))
     plain = ("tokens", "temperature", "rewards", "advantages", "branches")
-    have = {name: batch[name].to_list() for name in ("prompt_ids", *_OF_TOKENS, *plain)}
+    have = {name: batch[name].to_list() for name in ("prompt_ids", *of_tokens, *plain)}
     keys: list[tuple[int, ...]] = []
     made: dict[str, list[Any]] = {name: [] for name in have if name != "branches"}
     for i, key in enumerate(batch.keys):
         whole = len(have["tokens"][i]) - len(have["response_ids"][i])  # a prompt as its row has it
-        own = {name: have[name][i] for name in _OF_TOKENS} | {"prompt_ids": have["tokens"][i][:whole]}
+        own = {name: have[name][i] for name in of_tokens} | {"prompt_ids": have["tokens"][i][:whole]}
         advantage = _of_episode(have["advantages"][i], own["response_mask"], key)
         for number, each in enumerate([own, *have["branches"][i]]):
             keys.append((*key, number))
-            for name in ("prompt_ids", *_OF_TOKENS):
+            for name in ("prompt_ids", *of_tokens):
                 made[name].append(each[name])
             made["tokens"].append([*each["prompt_ids"], *each["response_ids"]])
             made["temperature"].append(have["temperature"][i])

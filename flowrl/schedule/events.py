@@ -19,6 +19,8 @@ class Call:
     ``rows``: its result holds rows, and not a number made of them. ``queues``: it may be handed to a pool that is busy
     with others of the kind. ``instant``: it takes no pool and no time, and what is later waits for it. ``whole``: its
     rows do not leave the engine one by one, so that it has the engine for itself, and no publish comes in between.
+    ``joins``: it asks the engine row by row, whenever it has something to ask, so that publishes come in between, and
+    others of the kind are beside it.
     """
 
     id: int
@@ -37,6 +39,7 @@ class Call:
     queues: bool = False
     instant: bool = False
     whole: bool = False
+    joins: bool = False
 
 
 #: Prompt groups, as (generate, group) pairs.

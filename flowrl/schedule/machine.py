@@ -328,7 +328,8 @@ class Machine:
             shared = (_shared_by(n) for n in running.values())
             return self.setup.publish != "drain" and all(node.worker in serves for serves in shared)
         if serves := _shared_by(node):
-            return all(n.entered and _shared_by(n) == serves for n in running.values())
+            alike = (_shared_by(n) == serves and _joins(n) == _joins(node) for n in running.values())
+            return all(n.entered for n in running.values()) and all(alike)
         alike = all(n.call is not None and n.call.queues for n in (node, *running.values()))
         return alike and len(running) <= self.setup.queue and not self.setup.memory
 
@@ -388,3 +389,8 @@ def _key(node: Node, chunk: int) -> tuple[int, int]:
 def _shared_by(node: Node) -> tuple[str, ...]:
     """The workers whose engines a call shares with others of the kind, and with publishes."""
     return node.call.serves if node.call is not None and not node.call.whole else ()
+
+
+def _joins(node: Node) -> bool:
+    """Whether a call asks the engine by itself, row by row."""
+    return node.call is not None and node.call.joins

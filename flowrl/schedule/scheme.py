@@ -17,7 +17,8 @@ class Scheme:
 
     ``train`` and ``generate`` are the pools of each worker for its two uses; ``relaxed`` the calls that may see older
     weights; ``residents`` by pool and worker what its memory holds in a turn, where turns matter. ``home`` are the
-    pools whose calls the driver's thread does while the program waits. ``arguments``: those of each worker.
+    pools whose calls the driver's thread does while the program waits. ``arguments``: those of each worker. ``rowwise``
+    are those whose engine others may ask row by row.
     """
 
     train: Mapping[str, str]
@@ -31,6 +32,7 @@ class Scheme:
     main: frozenset[Site] = frozenset()  # the calls whose responses are the step's own
     arguments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
     home: frozenset[str] = frozenset()
+    rowwise: frozenset[str] = frozenset()
 
     def call(
         self,
@@ -56,6 +58,7 @@ class Scheme:
         pools = self.pools(op, worker, handles)
         relaxed = sampling and step >= 0 and site in self.relaxed
         declared: Mapping[str, Any] = self.arguments.get(worker or "", {})
+        joins = op.joins and bool(follows) and self.rowwise.issuperset(follows)
         return Call(
             id,
             step,
@@ -72,7 +75,8 @@ class Scheme:
             rows=gives_rows(op),
             queues=op.updates is None and not op.external and op.cost != "generate" and not handles,
             instant=op.owner == "data",
-            whole=bool(follows) and not op.asks,
+            whole=bool(follows) and not op.asks and not joins,
+            joins=joins,
         )
 
     def _residents(self, pools: Sequence[str], needed: Container[str]) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from .events import (
     Closed,
     Commit,
     Ended,
+    Entered,
     Event,
     Finished,
     Grouped,
@@ -217,6 +218,8 @@ class VirtualClock:
         begin = max(self._swap(command, call), *(self._busy.get(p, 0.0) for p in call.pools if call.queues), 0.0)
         if call.serves:
             self.flown.versions.setdefault(call.id, []).append(min(command.versions.values(), default=0))
+        if call.joins and self.machine.setup.streams:  # its rows come and go, whoever else is there
+            self._later(begin - self.time, Entered(call.id))
         rows = self.pace.rows(call) if call.serves else None
         if rows is None:
             seconds = self.pace.seconds(call) / command.chunks
@@ -232,7 +235,7 @@ class VirtualClock:
                 for group in range(call.groups):
                     self._later(begin + seconds - self.time, Grouped(call.id, group), call.pools[0])
             finished = Finished(call.id, command.chunk)
-            self._later(begin + seconds - self.time, finished, call.pools[0] if call.serves else "")
+            self._later(begin + seconds - self.time, finished, self._engine_pool(call) if call.serves else "")
         else:
             self._run_rows(call, command, rows, begin)
 
@@ -297,7 +300,7 @@ class VirtualClock:
 
     def _run_rows(self, call: Call, command: Start, rows: Rows, begin: float) -> None:
         """Rows enter the engine as others leave it; a call is in when its last row is."""
-        pool, key = call.pools[0], (call.id, command.chunk)
+        pool, key = self._engine_pool(call), (call.id, command.chunk)
         engine = self._engines.setdefault(pool, EngineSlots.of(rows))
         self._note_home(command)
         place = len(self.flown.spans)
@@ -314,6 +317,12 @@ class VirtualClock:
             self._later(begin - self.time, submit)
         else:  # fewer prompts than chunks
             self._later(begin - self.time, Finished(*key))
+
+    def _engine_pool(self, call: Call) -> str:
+        """Return the pool of the engine that a call asks; of one that holds a handle it is not its own."""
+        followers = self.machine.setup.followers
+        pools = [followers[worker].generate for worker in call.serves if worker in followers]
+        return pools[0] if pools else call.pools[0]
 
     def _go_on(self, pool: str) -> None:
         """Tell what the rows of a pool's engine have come to by now, and come back when there is more to tell."""

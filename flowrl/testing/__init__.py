@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ..workers.model_options import Sampling
-from ..workers.streaming import PrefixTokens, SampledRow
+from ..workers.streaming import PrefixTokens, SampledRow, SampleRequest
 from .clock import RealClock, VirtualClock
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ __all__ = [
     "FakeEngine",
     "PrefixTokens",
     "RealClock",
+    "SampleRequest",
     "SampledRow",
     "Sampling",
     "Stream",

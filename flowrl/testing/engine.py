@@ -13,7 +13,7 @@ from ..backends.draw import draw_from
 from ..backends.stream import Stream, generate_streamed, stream_of
 from ..errors import DataError, FlowError, ModelError, NotFinite
 from ..workers.model_options import Sampled, Sampling
-from ..workers.streaming import Reason, SampledRow
+from ..workers.streaming import Reason, SampleRequest
 from ..workers.weights.offloaded import Offloaded
 from .clock import Clock, VirtualClock
 
@@ -104,23 +104,15 @@ class FakeEngine(ContinuousBatch):
         """``n`` responses to each prompt, when all of them are there."""
         return generate_streamed(self, prompts, n, seeds, sampling, starts)
 
-    def submit(
-        self,
-        prompts: Column,
-        n: int,
-        seeds: Tensor,
-        sampling: Sampling,
-        starts: Tensor | None = None,
-        kept: Sequence[SampledRow] = (),
-    ) -> int:
+    def submit(self, request: SampleRequest) -> int:
         """Begin a call; return its number."""
         vocab = self.vocab()
-        for row, prompt in enumerate(prompts):
+        for row, prompt in enumerate(request.prompts):
             wrong = [token for token in prompt.tolist() if not 0 <= token < vocab]
             if wrong:
                 what = f"The prompt of row {row} has the token {wrong[0]}; the table has {vocab}."
                 raise DataError(what, fix=f"Give FakeEngine vocab={max(wrong) + 1} or more.")
-        call = super().submit(prompts, n, seeds, sampling, starts, kept)
+        call = super().submit(request)
         for (whose, _), row in self._rows.items():
             if whose == call and self._lengths is not None:
                 row.limit = min(row.limit, max(1, self._lengths(row.seed)))

@@ -18,9 +18,10 @@ from ..marks import OWN, Marks, marks, spelled
 from .base import Opening
 from .gap import compared_fields, with_expected
 from .model_options import MODEL, OPTIM, SAMPLING, UPDATE, Build, Lora, Model, Sampled, Sampling
-from .streaming import SampleRequest
+from .streaming import EngineCall, SampleRequest
 from .tokens.packed_tokens import marked
 from .tokens.prompt_template import asked_columns, written
+from .tokens.row_support import not_recorded
 from .tokens.sampling import (
     SamplingArguments,
     Stop,
@@ -172,7 +173,7 @@ class Actor(TrainedModel):
         repetition_penalty: float | None = None,
         stop: Stop | None = None,
         support: bool = False,
-    ) -> Generator[SampleRequest, Sampled, Mapping[str, Any]]:
+    ) -> Generator[EngineCall, Sampled, Mapping[str, Any]]:
         """Sample ``n`` responses per row. Each row becomes ``n`` rows; their keys append 0 to n-1.
 
         Adds ``response_ids`` (with the stop token), ``tokens`` (prompt and response), ``response_mask`` (all true),
@@ -186,18 +187,14 @@ class Actor(TrainedModel):
         each response token has; 0 is the whole vocabulary. ``logprobs``, ``entropies`` and ``update`` take it, so a
         ratio to ``sampling_logprobs`` is exact. Raises ModelError where the engine does not record it.
         """
-        how = replace(self.how(SamplingArguments.of(locals())), support=support)
+        how = self.how(SamplingArguments.of(locals()))
         if support:
             check_penalty(how.repetition_penalty)
         children = batch.expand(n)
-        asked = SampleRequest(self.generating_engine(), batch["prompt_ids"], n, children.row_seeds(), how)
-        sampled = yield asked
+        request = SampleRequest(batch["prompt_ids"], n, children.row_seeds(), how)
+        sampled = yield EngineCall(self.generating_engine(), request)
         if support and sampled.support is None:
-            raise ModelError(
-                "support=True: this engine does not record which tokens could be drawn.",
-                fix="Take another engine in the plan, or leave support=True out and read rollout_logprobs: of the "
-                "whole vocabulary.",
-            )
+            raise not_recorded()
         return marked(sampled_fields(children, sampled, self.read_version()), self._sampled_marks(how))
 
     def how(self, said: SamplingArguments) -> Sampling:
@@ -238,15 +235,17 @@ class Actor(TrainedModel):
         """How many tokens a row may have, prompt and response; None where the model does not say."""
         return self.generating_engine().positions
 
+    @classmethod
+    def streams_rows(cls) -> bool:
+        """Whether environments may ask its engine row by row; a subclass with a :meth:`respond` of its own is asked
+        through that."""
+        return cls.respond is Actor.respond
+
     @property
     def stream(self) -> Any:
-        """The stream of its engine, where rows leave one by one; None for one that answers in whole calls.
-
-        A subclass with a :meth:`respond` of its own is asked through that.
-        """
-        if type(self).respond is not Actor.respond:
-            return None
-        return getattr(self.generating_engine(), "stream", None)
+        """The stream of its engine, where rows leave one by one; None for one that answers in whole calls, or does not
+        generate."""
+        return getattr(self.engine, "stream", None) if self.streams_rows() else None
 
     def respond(self, prompts: Column, seeds: Tensor, starts: Tensor, said: SamplingArguments) -> Sampled:
         """One response per prompt, for an environment that holds this handle.

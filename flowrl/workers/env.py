@@ -18,30 +18,39 @@ from ..graph.ops.signature import CallShape
 from ..graph.ops.update_metrics import Metrics
 from ..graph.script.site import defined_at
 from ..marks import Marks, other_ids, values, vocabulary
-from .episodes import BRANCHED, MARKED, OUTCOMES, PLAYED, TOLD, columns_of
+from .episodes import BRANCHED, MARKED, OUTCOMES, PLAYED, RECORDED, TOLD, columns_of
 from .game import Game, Limits
 from .model_options import SAMPLING
 from .player import Player
-from .tokens.sampling import SamplingArguments, Stop, sampling_marks
+from .tokens.sampling import SamplingArguments, Stop, check_penalty, prompted, sampling_marks
 from .user_code.failed_rewards import Policy
 
 if TYPE_CHECKING:
     from ..batch import Batch
 
 
+def _of_policy(shape: CallShape) -> CallShape:
+    """The policy samples, as it was declared to where the call does not say."""
+    return replace(shape, init=getattr(shape.call.get("policy"), "arguments", {}))
+
+
 def _columns(shape: CallShape) -> str:
-    return ", ".join(["prompt_ids", *sorted(name for name in shape.have if name not in STANDARD)])
+    return ", ".join([prompted(_of_policy(shape)), *sorted(name for name in shape.have if name not in STANDARD)])
 
 
 def _played(shape: CallShape) -> Mapping[str, Marks]:
-    """``marks=`` of a rollout: the policy samples, as it was declared to where the call does not say."""
-    policy = getattr(shape.call.get("policy"), "arguments", {})
-    return sampling_marks(replace(shape, init=policy))
+    """``marks=`` of a rollout."""
+    return sampling_marks(_of_policy(shape))
 
 
 def _adds(shape: CallShape) -> str:
     said = shape.call
-    wanted = {MARKED: said.get("on_error") == "mark", BRANCHED: said.get("branches"), TOLD: said.get("messages")}
+    wanted = {
+        MARKED: said.get("on_error") == "mark",
+        BRANCHED: said.get("branches"),
+        TOLD: said.get("messages"),
+        RECORDED: said.get("support"),
+    }
     return ", ".join([PLAYED, *(fields for fields, asked in wanted.items() if asked is True)])
 
 
@@ -128,7 +137,7 @@ class Env(Player):
     def _anchors_are_observations(self) -> bool:
         return type(self).anchor is Env.anchor
 
-    @op(reads=_columns, adds=_adds, rows="expand", cost="external", pieces=True, marks=_played)
+    @op(reads=_columns, adds=_adds, rows="expand", cost="external", pieces=True, joins=True, marks=_played)
     @takes(
         policy=worker("respond", form="the handle of a worker that samples", fix="Write policy=actor."),
         n=whole(least=1, fix="Give n= 1 or more."),
@@ -143,6 +152,7 @@ class Env(Player):
         spare=whole(least=0),
         branches=flag(),
         messages=flag(),
+        support=flag(),
         **{name: rule for name, rule in SAMPLING.items() if name != "max_tokens"},
     )
     def rollout(
@@ -169,6 +179,7 @@ class Env(Player):
         min_p: float | None = None,
         repetition_penalty: float | None = None,
         stop: Stop | None = None,
+        support: bool = False,
     ) -> Mapping[str, Any]:
         """Play ``n`` episodes per row with ``policy``, the handle of an actor that serves.
 
@@ -199,16 +210,21 @@ class Env(Player):
         ``branches`` adds the field of that name: of an agent that rewrote
         its history, the branches beside that of the row, which :func:`flowrl.rl.branches` makes rows of. ``messages``
         adds ``conversation``: the messages of the row, with the prompt and all answers, for ``flowrl export``.
+        ``support=True`` records which tokens could be drawn, as :meth:`Actor.generate` does; of a token that was
+        observed any.
         """
         if tokens is not None and turn_tokens is None:
             turn_tokens = policy.how(SamplingArguments()).max_tokens if hasattr(policy, "how") else tokens
         sampling = SamplingArguments.of(locals(), max_tokens=turn_tokens)
+        if support and hasattr(policy, "how"):
+            check_penalty(policy.how(sampling).repetition_penalty)
         answers, children = answers_of_call(), batch.expand(n)
         limits = Limits(self.turns if turns is None else turns, turn_tokens, tokens, seconds)
         failing = Policy(on_error, retries, backoff, max_failed, spare)
         _expect_own_ids(self, children, policy)
         task_seeds = [seed for seed in batch.row_seeds("task").tolist() for _ in range(n)]
         wanted = {"failed": failing.marks, "failed_why": failing.marks, "branches": branches, "conversation": messages}
+        wanted |= {"support_ids": support, "support_sizes": support}
         also = [name for name, asked in wanted.items() if asked]
         game = Game(children, policy, limits, failing, answers, task_seeds, also)
         self._play_all(game, sampling)

@@ -5,15 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..batch import Batch, Column, Key
 from ..errors import RunError
 from ..graph.ops.field_types import FieldType, parse_fields
-from ..marks import Marks, spelled, vocabulary
+from ..marks import Marks, marks, spelled, vocabulary
 from .tokens.packed_tokens import marked
 from .tokens.sampling import GENERATED, sampled_marks
 from .user_code.failed_rewards import Died
+
+if TYPE_CHECKING:
+    from .policy_calls import Answer
+    from .tokens.row_support import RowSupport
 
 PLAYED = (
     GENERATED
@@ -25,6 +29,8 @@ PLAYED = (
 MARKED = "failed: bool[], failed_why: any"
 #: What a rollout that keeps the branches of episodes adds besides.
 BRANCHED = "branches: any"
+#: What a rollout adds besides that records which tokens could be drawn.
+RECORDED = "support_ids: i32[*support], support_sizes: i32[*response]"
 #: What a rollout that keeps the conversations adds besides.
 TOLD = "conversation: any"
 
@@ -79,6 +85,7 @@ class Episode:
     begun: bool = False  # its environment has reset
     late: bool = False  # its seconds have run out
     sampled: list[int] = field(default_factory=list[int])  # all ids that came from the engine, in their order
+    kept_cache: bool = False  # some came from keys and values that were kept through a publish
     wasted: int = 0  # tokens that were sampled for it and are not in it
     retries: int = 0  # attempts that failed and were played anew
     replaced: int = 0  # episodes before this one in its place, which failed
@@ -90,6 +97,7 @@ class Episode:
     scores: dict[str, float] = field(default_factory=dict[str, float])  # what each function that grades it gave
     conversation: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])  # messages, where they are kept
     branches: list[Episode] = field(default_factory=list["Episode"])  # the others, where its history forked
+    support: RowSupport | None = None  # which tokens could be drawn, where that is recorded; any where one was observed
 
     @property
     def over(self) -> bool:
@@ -111,12 +119,30 @@ class Episode:
         if not self._fits(len(ids) + 1):
             self.full = True
             return
-        self._append(ids, -1, [0.0] * len(ids), [0.0] * len(ids), [0] * len(ids))
+        self.add_context(ids)
 
-    def act(self, ids: list[int], rollout: list[float], sampling: list[float], versions: list[int]) -> None:
+    def add_context(self, ids: Sequence[int]) -> None:
+        """Append tokens that are not trained."""
+        self.tokens += ids
+        self.turn_ids += [-1] * len(ids)
+        self.rollout_logprobs += [0.0] * len(ids)
+        self.sampling_logprobs += [0.0] * len(ids)
+        self.versions += [0] * len(ids)
+        if self.support is not None:
+            self.support.skip(len(ids))
+
+    def act(self, answer: Answer) -> None:
         """Append what the policy sampled, as it was sampled."""
-        self.sampled += ids
-        self._append(ids, len(self.turn_rewards), rollout, sampling, versions)
+        self.sampled += answer.ids
+        self.kept_cache |= answer.kept_cache
+        self.tokens += answer.ids
+        self.turn_ids += [len(self.turn_rewards)] * len(answer.ids)
+        self.rollout_logprobs += answer.rollout_logprobs
+        self.sampling_logprobs += answer.sampling_logprobs
+        self.versions += answer.versions
+        if self.support is not None:
+            assert answer.support is not None, "it was asked for"
+            self.support.extend(answer.support)
 
     def give(self, reward: float) -> None:
         """Add a reward to the latest turn."""
@@ -124,15 +150,6 @@ class Episode:
             self.turn_rewards[-1] += reward
         else:
             self.grade += reward
-
-    def _append(
-        self, ids: list[int], turn: int, rollout: list[float], sampling: list[float], versions: list[int]
-    ) -> None:
-        self.tokens += ids
-        self.turn_ids += [turn] * len(ids)
-        self.rollout_logprobs += rollout
-        self.sampling_logprobs += sampling
-        self.versions += versions
 
     @property
     def is_as_sampled(self) -> bool:
@@ -149,10 +166,17 @@ class Episode:
             "rollout_logprobs": self.rollout_logprobs,
             "sampling_logprobs": self.sampling_logprobs,
             "versions": self.versions,
+            **self._recorded,
         }
 
+    @property
+    def _recorded(self) -> dict[str, list[int]]:
+        """The fields of RECORDED, where they are kept."""
+        support = self.support
+        return {} if support is None else {"support_ids": list(support.ids), "support_sizes": list(support.sizes)}
+
     def fields(self, also: Sequence[str] = ()) -> dict[str, list[Any]]:
-        """The fields of this row, in lists of one; and those of MARKED, BRANCHED and TOLD that are in ``also``."""
+        """The fields of this row, in lists of one; and those besides that are in ``also``."""
         found = {
             "response_ids": self.tokens,
             "tokens": self.prompt + self.tokens,
@@ -182,6 +206,7 @@ class Episode:
             "failed_why": self.why,
             "branches": [each.branch for each in self.branches],
             "conversation": self.conversation,
+            **self._recorded,
         }
         found |= {name: value for name, value in more.items() if name in also}
         return {name: [value] for name, value in found.items()}
@@ -228,7 +253,8 @@ def columns_of(
     )
     check_ids(made, [e for _, e in own])
     whole = made if known is None else known.select(*made.fields).concat(made).take_keys(keys)
-    return marked(whole.columns, _marks(whole, policy))
+    kept = any(each.kept_cache for _, episode in own for each in (episode, *episode.branches))
+    return marked(whole.columns, _marks(whole, policy) | ({"versions": marks(cache="kept")} if kept else {}))
 
 
 def check_ids(made: Batch, episodes: Sequence[Episode]) -> None:
@@ -249,7 +275,7 @@ def _typed(declared: str) -> dict[str, FieldType]:
     return {name: type_ for name, type_ in parse_fields(declared).items() if type_ is not None}
 
 
-_TYPES, _MORE = _typed(PLAYED), _typed(f"{MARKED}, {BRANCHED}, {TOLD}")
+_TYPES, _MORE = _typed(PLAYED), _typed(f"{MARKED}, {BRANCHED}, {TOLD}, {RECORDED}")
 
 
 def _column(type_: FieldType, rows: list[Any]) -> Column:

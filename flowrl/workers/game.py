@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..graph.ops.partial_answers import Answers
 from .episodes import Episode, Played
+from .policy_calls import Answer, Ask
+from .sessions import sampled
+from .tokens.row_support import CallSupport, RowSupport
 from .tokens.sampling import SamplingArguments
 from .user_code.failed_rewards import Policy
 from .user_code.rows_in_progress import Row
@@ -51,6 +54,7 @@ class Game:
     ) -> None:
         self.rows, self.policy, self.limits, self.failing, self._answers = rows, policy, limits, failing, answers
         self.also = also  # fields of episodes that are asked for
+        self._recorded = CallSupport(len(rows))
         self.tokenizer = policy.tokenizer
         self.seeds: list[int] = rows.row_seeds().tolist()
         self.own_seeds: list[int] = rows.row_seeds("episode").tolist()
@@ -67,6 +71,18 @@ class Game:
         self.episodes: dict[int, Episode | Played] = self._played()
         fresh = len(self.episodes) < len(rows)
         self.room: int | None = policy.positions if fresh else None
+
+    def begin(self, i: int) -> Episode:
+        """Return an episode of a row that has not begun."""
+        support = RowSupport() if "support_ids" in self.also else None
+        return Episode(None, "", self.prompts[i], self.room, support=support)
+
+    async def sampled(self, ask: Ask) -> Answer:
+        """Return what the policy samples. Raises DataError where too much is recorded of what could be drawn."""
+        answer = await sampled(ask)
+        if answer.support is not None:
+            self._recorded.count(len(answer.support.sizes), len(answer.support.ids))
+        return answer
 
     @cached_property
     def own_most(self) -> int | None:

@@ -44,7 +44,7 @@ def with_expected(batch: Batch, *, worker: str, version: int, temperature: float
     """Return the rows with :data:`EXPECTED`, where ``worker`` sampled them at the temperature that they are read at.
 
     Tokens are compared that were sampled with ``version`` of the weights, which the update starts from: where rows kept
-    their keys and values through a publish, those of rows that began with it.
+    their keys and values through a publish, those of rows that began with it, and of turns of an episode that did.
     """
     import torch
 
@@ -56,13 +56,19 @@ def with_expected(batch: Batch, *, worker: str, version: int, temperature: float
     logprobs, mask = batch[sampled], batch["response_mask"].values
     same = mask & (batch["versions"].values == version)
     if values(batch["versions"].marks, "cache"):
-        same &= _begun_with(batch["versions"], version)
+        same &= _begun_with(batch["versions"], mask, version)
     return batch.with_columns({EXPECTED: logprobs.with_values(torch.where(same, logprobs.values, torch.nan))})
 
 
-def _begun_with(versions: Column, version: int) -> Tensor:
-    """Return, for each token, whether the first one of its row was sampled with a version."""
+def _begun_with(versions: Column, mask: Tensor, version: int) -> Tensor:
+    """Return, for each sampled token, whether the first one of its row was sampled with a version; of an episode, the
+    first one behind what was observed last, as there keys and values are computed anew."""
+    import torch
+
     lengths = versions.lengths
     assert lengths is not None, "every token has a version"
-    first = (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
-    return versions.values[first] == version
+    first = (lengths.cumsum(0) - lengths).repeat_interleave(lengths).to(mask.device)
+    place = torch.arange(len(mask), device=mask.device)
+    begins = mask & ((place == first) | ~mask.roll(1))
+    begun = torch.where(begins, place, first).cummax(0).values
+    return versions.values[begun] == version

@@ -66,6 +66,17 @@ class Player(Worker):
         if self._grades_groups:
             self._grade_groups(game)
 
+    @classmethod
+    def asks_of_template(cls) -> bool:
+        """Whether :meth:`check_template` knows what it asks of a chat template; here it asks nothing."""
+        return False
+
+    def check_template(self, tokenizer: Any, warn: Callable[[str], None]) -> None:
+        """Look at a policy's chat template without being open. Raises ModelError where no turn can follow another with
+        it, and warns of what a run would warn of."""
+        self._warn = warn
+        self._expect_template(tokenizer)
+
     def _look_at_template(self, tokenizer: Any) -> None:
         """Look at a policy's chat template, once."""
         if tokenizer is not self._template_of:
@@ -114,7 +125,7 @@ class Player(Worker):
         """Play an episode, anew where it fails, and then another one in its place, while there are; keep the last."""
         failing, attempt, retries, replaced = game.failing, 0, 0, 0
         while True:
-            episode = Episode(None, "", game.prompts[i], game.room)
+            episode = game.begin(i)
             try:
                 await self._to_the_end(game, i, episode)
                 break
@@ -180,13 +191,13 @@ class Player(Worker):
                 len(episode.tokens),
                 limits.most(len(episode.sampled)),
             )
-            answer = await sampled(ask)
+            answer = await game.sampled(ask)
             episode.wasted += len(answer.ids)  # until the environment has taken them
             action = game.tokenizer.decode(answer.ids, skip_special_tokens=True)
             given = (episode.state, action)
             state, observation, reward, outcome = await self._code(game, i, "step", given, check_step)
             episode.wasted -= len(answer.ids)
-            episode.act(answer.ids, answer.rollout_logprobs, answer.sampling_logprobs, answer.versions)
+            episode.act(answer)
             episode.temperature, episode.cut = answer.temperature, not answer.stopped
             episode.state, episode.observation, episode.outcome = state, observation, outcome
             episode.turn_rewards.append(reward)

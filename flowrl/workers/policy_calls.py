@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .decode_slots import EngineSlots, count_slots, counts_slots
-from .streaming import SampledRow
+from .streaming import SampledRow, SampleRequest
 from .tokens.packed_tokens import pack
+from .tokens.row_support import RowSupport, not_recorded, rows_of_columns
 from .tokens.sampling import SamplingArguments
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ..batch import Column
+    from .model_options import Sampling
 
 
 class Listener(Protocol):
@@ -38,7 +40,7 @@ class Ask:
     """What a session asks for: tokens behind ``tokens``, of which ``start`` were sampled or observed before.
 
     ``Ask(7, [5, 6, 2], seed=91, start=1)``. ``most``: tokens at most; None is as the call says. ``listener`` is told of
-    the tokens as they come, by an engine that says so, and its row is ended where it is gone.
+    the tokens as they come, by an engine that tells them, and its row is ended where it is gone.
     """
 
     session: int
@@ -51,7 +53,11 @@ class Ask:
 
 @dataclass(slots=True)
 class Answer:
-    """What the policy sampled for a session: ids, both log-probabilities and the version of each, and how it ended."""
+    """What the policy sampled for a session: ids, both log-probabilities and the version of each, and how it ended.
+
+    ``support``, where it was asked for: which tokens could be drawn at each place. ``kept_cache``: some tokens come
+    from keys and values that were kept through a publish.
+    """
 
     ids: list[int]
     rollout_logprobs: list[float]
@@ -59,6 +65,20 @@ class Answer:
     versions: list[int]
     temperature: float
     stopped: bool  # by a stop token
+    support: RowSupport | None = None
+    kept_cache: bool = False
+
+    def until(self, count: int) -> Answer:
+        """Return its first tokens alone, of which the last one stops it."""
+        return replace(
+            self,
+            ids=self.ids[:count],
+            rollout_logprobs=self.rollout_logprobs[:count],
+            sampling_logprobs=self.sampling_logprobs[:count],
+            versions=self.versions[:count],
+            stopped=True,
+            support=None if self.support is None else self.support.until(count),
+        )
 
 
 class PolicyCalls(Protocol):
@@ -121,16 +141,19 @@ class WholeCalls:
         for said, group in _together(asks, self._said):
             sampled = self._policy.respond(*_columns(group), said)
             version = self._policy.read_version()
+            if said.support and sampled.support is None:
+                raise not_recorded()
             rows = zip(
                 group,
                 sampled.ids.to_list(),
                 sampled.rollout_logprobs.to_list(),
                 sampled.sampling_logprobs.to_list(),
                 sampled.finished.tolist(),
+                [None] * len(group) if sampled.support is None else rows_of_columns(sampled.support),
                 strict=True,
             )
-            for ask, ids, plain, own, stopped in rows:
-                answer = Answer(ids, plain, own, [version] * len(ids), sampled.temperature, stopped)
+            for ask, ids, plain, own, stopped, support in rows:
+                answer = Answer(ids, plain, own, [version] * len(ids), sampled.temperature, stopped, support)
                 found.append((ask.session, answer))
         return found
 
@@ -151,8 +174,17 @@ class _Streamed:
     call: Any
     asks: list[Ask]
     version: int
-    temperature: float
-    is_policy: bool
+    how: Sampling
+
+
+@dataclass(slots=True)
+class _Heard:
+    """A row that somebody listens to, and the tokens that it was shown."""
+
+    of: _Streamed
+    ask: Ask
+    listener: Listener
+    shown: list[int] = field(default_factory=list[int])
 
 
 class StreamedCalls:
@@ -162,8 +194,8 @@ class StreamedCalls:
         self._policy, self._stream, self._said = policy, stream, said
         self._calls: dict[int, _Streamed] = {}  # by number
         self._sessions: set[int] = set()
-        self._heard: dict[tuple[int, int], tuple[_Streamed, Ask]] = {}  # those with a listener, by call and row
-        self._tokens_of = getattr(stream, "tokens_of", None)
+        self._heard: dict[tuple[int, int], _Heard] = {}  # by call and row
+        self._tokens_since = getattr(stream, "tokens_since", None)
         self._counts = not hasattr(stream, "take_slots")  # else the stream does, of several engines
         self._steps = stream.steps if self._counts else 0
         self._used = 0  # decode slots
@@ -178,11 +210,14 @@ class StreamedCalls:
         for said, group in _together(asks, self._said):
             prompts, seeds, starts = _columns(group)
             how = self._policy.how(said)
-            call = self._stream.submit(prompts, 1, seeds, how, starts)
+            call = self._stream.submit(SampleRequest(prompts, 1, seeds, how, starts))
             version = self._policy.read_version()
             self._sessions.update(ask.session for ask in group)
-            made = self._calls[call.number] = _Streamed(call, group, version, how.row_temperature, how.is_policy)
-            self._heard |= {(call.number, i): (made, ask) for i, ask in enumerate(group) if ask.listener is not None}
+            made = self._calls[call.number] = _Streamed(call, group, version, how)
+            for i, ask in enumerate(group):
+                if ask.listener is not None:
+                    self._heard[call.number, i] = _Heard(made, ask, ask.listener)
+        self._show_grown()  # an engine elsewhere learns who listens
 
     def answers(self) -> list[tuple[int, Answer]]:
         """Go on by a token; return the rows that have ended, in the order of sessions."""
@@ -198,25 +233,42 @@ class StreamedCalls:
         for row in ended:
             self._heard.pop((row.call, row.row), None)
         gone: dict[Any, list[int]] = {}
-        for (_, row), (of, ask) in self._heard.items():
-            assert ask.listener is not None, "it is heard"
-            if ask.listener.is_gone:
-                gone.setdefault(of.call, []).append(row)
-            elif ask.listener.streams and self._tokens_of is not None:
-                ask.listener.show(self._tokens_of(of.call, row))
+        for (_, row), heard in self._heard.items():
+            if heard.listener.is_gone:
+                gone.setdefault(heard.of.call, []).append(row)
         for call, rows in gone.items():
             for row in rows:
                 del self._heard[call.number, row]
+        self._show_grown()
         return list(self._stream.abort_rows(gone))
+
+    def _show_grown(self) -> None:
+        """Show tokens to those that listen to their rows, as far as the engine tells them."""
+        known: dict[Any, dict[int, int]] = {}
+        for (_, row), heard in self._heard.items():
+            if heard.listener.streams:
+                known.setdefault(heard.of.call, {})[row] = len(heard.shown)
+        if not known or self._tokens_since is None:
+            return
+        for row in self._tokens_since(known):
+            heard = self._heard.get((row.call, row.row))
+            if heard is not None and heard.listener.streams:
+                heard.shown += row.ids
+                heard.listener.show(tuple(heard.shown))
 
     def _answer(self, row: SampledRow) -> tuple[int, Answer]:
         of = self._calls[row.call]
         self._used += len(row.ids)
-        several = len(row.versions) > 1  # the weights were changed meanwhile
-        versions = list(row.token_versions) if several else [of.version] * len(row.ids)
+        several = len(row.versions) > 1  # the weights have changed meanwhile
+        told = several or self._stream.follows
+        versions = list(row.token_versions) if told else [of.version] * len(row.ids)
         plain = list(row.rollout_logprobs)
-        own = plain if of.is_policy else list(row.sampling_logprobs)
-        answer = Answer(list(row.ids), plain, own, versions, of.temperature, row.reason == "stop")
+        own = plain if of.how.is_policy else list(row.sampling_logprobs)
+        if of.how.support and row.support is None:
+            raise not_recorded()
+        temperature, stopped = of.how.row_temperature, row.reason == "stop"
+        kept = several and self._stream.kept_cache
+        answer = Answer(list(row.ids), plain, own, versions, temperature, stopped, row.support, kept)
         return of.asks[row.row].session, answer
 
     def forget(self, sessions: Collection[int]) -> Mapping[int, int]:
@@ -226,7 +278,7 @@ class StreamedCalls:
             for each in self._calls.values()
             if (rows := [row for row, ask in enumerate(each.asks) if ask.session in sessions])
         }
-        self._heard = {place: each for place, each in self._heard.items() if each[1].session not in sessions}
+        self._heard = {place: each for place, each in self._heard.items() if each.ask.session not in sessions}
         tokens: dict[int, int] = {}
         for row in self._stream.abort_rows(wanted):
             session = self._calls[row.call].asks[row.row].session

@@ -2,7 +2,7 @@
 
 A call is submitted, and each step of the engine returns the rows that have ended in it::
 
-    call = engine.submit(prompts, 2, seeds, Sampling(max_tokens=64))
+    call = engine.submit(SampleRequest(prompts, 2, seeds, Sampling(max_tokens=64)))
     while engine.running():
         for row in engine.step():
             ...
@@ -115,23 +115,93 @@ class PrefixTokens:
         return PrefixTokens(self.asked + other.asked, self.found + other.found)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SampleRequest:
-    """What an op that samples asks of its engine: what ``generate`` is given. It yields it, and is sent the answer.
+    """What an engine is asked for: ``n`` rows of each prompt; row ``i`` is of prompt ``i // n``.
 
-    So a run may have the rows leave one by one, among those of other calls, while the op waits for all of its own.
+    ``prompts`` i32[*prompt]. ``seeds`` i64[rows]: each row has its own. ``starts`` i64[rows]: how many numbers of a
+    row's random sequence were used before; None is 0. A row that was aborted goes on where its tokens are put behind
+    its prompt, and ``starts`` counts them. ``kept``: rows as another engine had them; see :meth:`kept_rows`. Raises
+    DataError for another number of seeds or starts than rows.
+
+    >>> import torch
+    >>> prompts = fl.Column.of([[3], [5]], dim="prompt", dtype="i32")
+    >>> fl.testing.SampleRequest(prompts, 2, torch.arange(4), fl.testing.Sampling(max_tokens=8)).rows
+    4
     """
 
-    engine: Generates
     prompts: Column
     n: int
     seeds: Tensor
     sampling: Sampling
     starts: Tensor | None = None
+    kept: Sequence[SampledRow] = ()
+
+    def __post_init__(self) -> None:
+        for what, given in (("seeds", self.seeds), ("starts", self.starts)):
+            if given is not None and len(given) != self.rows:
+                raise DataError(f"{len(given)} {what} for {self.rows} rows.", fix="Give each row one of its own.")
+
+    @property
+    def rows(self) -> int:
+        """How many rows are asked for."""
+        return len(self.prompts) * self.n
+
+    @property
+    def row_starts(self) -> list[int]:
+        """How many numbers of its random sequence each row has used before."""
+        return [0] * self.rows if self.starts is None else self.starts.tolist()
+
+    def kept_rows(self) -> dict[int, SampledRow]:
+        """Return the rows that another engine had begun, by their numbers. Raises DataError for what cannot go on.
+
+        They have their tokens from there, with log-probabilities and versions, and go on from these. Those of them that
+        have ended are not begun, and do not leave again.
+
+        >>> import torch
+        >>> prompts = fl.Column.of([[3], [5]], dim="prompt", dtype="i32")
+        >>> row = fl.testing.SampledRow(1, 2, (5, 7), (-0.5, -1.2), (-0.5, -1.2), ((3, 2),), "aborted")
+        >>> asked = fl.testing.SampleRequest(prompts, 2, torch.arange(4), fl.testing.Sampling(), kept=[row])
+        >>> list(asked.kept_rows())
+        [2]
+        >>> fl.testing.SampleRequest(prompts, 1, torch.arange(2), fl.testing.Sampling(), kept=[row]).kept_rows()
+        Traceback (most recent call last):
+        flowrl.errors.DataError: Row 2 of the rows that are kept is not among the 2 rows of the call.
+        """
+        found: dict[int, SampledRow] = {}
+        for row in self.kept:
+            tokens = len(row.ids)
+            what = f"Row {row.row} of the rows that are kept"
+            counts = {len(row.rollout_logprobs), len(row.sampling_logprobs), sum(count for _, count in row.versions)}
+            most = self.sampling.max_tokens
+            if not 0 <= row.row < self.rows:
+                raise DataError(f"{what} is not among the {self.rows} rows of the call.")
+            if row.row in found:
+                raise DataError(f"{what} is there twice.")
+            if counts != {tokens}:
+                raise DataError(f"{what} has {tokens} tokens, and log-probabilities and versions of {sorted(counts)}.")
+            if row.reason == "aborted" and tokens >= most:
+                raise DataError(f"{what} has {tokens} tokens and has not ended; it has {most} at most.")
+            if self.sampling.support and (row.support is None or len(row.support.sizes) != tokens):
+                raise DataError(f"{what} does not say which tokens could be drawn.")
+            found[row.row] = row
+        return found
+
+
+@dataclass(frozen=True)
+class EngineCall:
+    """What an op that samples yields: an engine, and what it asks of it. It is sent the answer.
+
+    So a run may have the rows leave one by one, among those of other calls, while the op waits for all of its own.
+    """
+
+    engine: Generates
+    request: SampleRequest
 
     def answer(self) -> Sampled:
         """Return what the engine gives to the whole call."""
-        return self.engine.generate(self.prompts, self.n, self.seeds, self.sampling, self.starts)
+        asked = self.request
+        return self.engine.generate(asked.prompts, asked.n, asked.seeds, asked.sampling, asked.starts)
 
 
 @dataclass(frozen=True)
@@ -157,24 +227,11 @@ class Streams(Generates, Protocol):
         """What a publish may do while rows run, of ``drain``, ``interrupt`` and ``continue`` (see :meth:`resume`)."""
         ...
 
-    def submit(
-        self,
-        prompts: Column,
-        n: int,
-        seeds: Tensor,
-        sampling: Sampling,
-        starts: Tensor | None = None,
-        kept: Sequence[SampledRow] = (),
-    ) -> int:
-        """Return the number of a new call, whose rows wait for the next steps. The arguments are ``generate``'s.
+    def submit(self, request: SampleRequest) -> int:
+        """Return the number of a new call, whose rows wait for the next steps.
 
-        Rows are numbered parent-major: row ``i`` is of prompt ``i // n``. A row that was aborted goes on where its
-        tokens are put behind its prompt, and ``starts`` counts them. Raises DataError that names the row of a prompt
-        that cannot be answered; then nothing was submitted.
-
-        ``kept``, which an engine takes that :func:`tells_tokens`, are rows of the same call as another engine had
-        them: they have their tokens from there, with log-probabilities and versions, and go on from these. Those of
-        them that have ended are not begun, and do not leave again.
+        Raises DataError that names the row of a prompt that cannot be answered; then nothing was submitted. An engine
+        that :func:`tells_tokens` takes rows that are ``kept``.
         """
         ...
 
@@ -238,7 +295,7 @@ def knows_waiting(engine: object) -> TypeGuard[Waits]:
 
 
 class TellsTokens(Protocol):
-    """An engine that tells the tokens of rows while these run, so that another one can go on from them."""
+    """An engine that tells the tokens of rows while these run: another one can go on from them."""
 
     def tokens_since(self, known: Mapping[int, Mapping[int, int]]) -> list[SampledRow]:
         """Return the rows of some calls that run and have more tokens than are ``known`` of them, by call and row.
@@ -251,48 +308,6 @@ class TellsTokens(Protocol):
 def tells_tokens(engine: object) -> TypeGuard[TellsTokens]:
     """Return whether an engine tells the tokens of rows that run, and goes on from those that another one has told."""
     return hasattr(engine, "tokens_since")
-
-
-def check_kept(kept: Iterable[SampledRow], rows: int, sampling: Sampling) -> dict[int, SampledRow]:
-    """Return rows that another engine had begun, by their numbers. Raises DataError for what a call cannot go on from.
-
-    >>> row = fl.testing.SampledRow(1, 2, (5, 7), (-0.5, -1.2), (-0.5, -1.2), ((3, 2),), "aborted")
-    >>> list(check_kept([row], 4, fl.testing.Sampling(max_tokens=8)))
-    [2]
-    >>> check_kept([row], 2, fl.testing.Sampling(max_tokens=8))
-    Traceback (most recent call last):
-    flowrl.errors.DataError: Row 2 of the rows that are kept is not among the 2 rows of the call.
-    """
-    found: dict[int, SampledRow] = {}
-    for row in kept:
-        tokens = len(row.ids)
-        what = f"Row {row.row} of the rows that are kept"
-        counts = {len(row.rollout_logprobs), len(row.sampling_logprobs), sum(count for _, count in row.versions)}
-        if not 0 <= row.row < rows:
-            raise DataError(f"{what} is not among the {rows} rows of the call.")
-        if row.row in found:
-            raise DataError(f"{what} is there twice.")
-        if counts != {tokens}:
-            raise DataError(f"{what} has {tokens} tokens, and log-probabilities and versions of {sorted(counts)}.")
-        if row.reason == "aborted" and tokens >= sampling.max_tokens:
-            raise DataError(f"{what} has {tokens} tokens and has not ended; it has {sampling.max_tokens} at most.")
-        if sampling.support and (row.support is None or len(row.support.sizes) != tokens):
-            raise DataError(f"{what} does not say which tokens could be drawn.")
-        found[row.row] = row
-    return found
-
-
-class ShowsTokens(Protocol):
-    """An engine that says which tokens a row has so far."""
-
-    def tokens_of(self, call: int, row: int) -> Sequence[int]:
-        """Return them; none of a row that has left. Any thread may ask."""
-        ...
-
-
-def shows_tokens(engine: object) -> TypeGuard[ShowsTokens]:
-    """Return whether an engine says which tokens a row has before it ends."""
-    return hasattr(engine, "tokens_of")
 
 
 def gathered(rows: Iterable[SampledRow], sampling: Sampling, *, versions: bool = False) -> Sampled:

@@ -113,10 +113,17 @@ def test_what_run_refuses_is_what_check_remarks():
 STAYS = "sglang does not leave its memory between turns, and pool 'gpu' has no room for its 0.6 GB beside the others."
 
 
+@pytest.fixture
+def stays(monkeypatch):
+    """SGLang as an engine that never leaves its memory."""
+    monkeypatch.setitem(BACKENDS, "sglang", replace(BACKENDS["sglang"], sleeps=False))
+
+
 def on_24(engine: Place):
     return study("cpu:1x24", model="qwen3-0.6b", train=Place("gpu", Mesh.of("fsdp=24"), "fsdp2"), generate=engine)[1]
 
 
+@pytest.mark.usefixtures("stays")
 def test_an_engine_that_would_have_to_leave_memory_and_does_not_is_an_error_of_check_and_run():
     tight = on_24(Place("gpu", Mesh.of("dp=6,tp=4"), "sglang"))
     assert "actor.generate" in tight.memory["gpu"].sizes, "it would take turns"
@@ -129,16 +136,22 @@ def test_an_engine_that_would_have_to_leave_memory_and_does_not_is_an_error_of_c
     assert not any(STAYS in what for what in here), "in one process nobody leaves"
 
 
-def test_engines_that_leave_memory_or_have_room_are_not_refused():
-    roomy = study("cpu:1x48", model="qwen3-0.6b", train=Place("gpu", Mesh.of("fsdp=48"), "fsdp2"),
-                  generate=Place("gpu", Mesh.of("dp=12,tp=4"), "sglang"))[1]  # fmt: skip
-    assert not any("leave its memory" in what for what in said(roomy)[0]) and not roomy.memory
-    for engine in (Place("gpu", Mesh.of("dp=24"), "hf"), Place("gpu", Mesh.of("dp=6,tp=4"), "vllm")):
+def test_engines_that_leave_memory_or_have_room_are_not_refused(monkeypatch):
+    engines = [
+        Place("gpu", Mesh.of("dp=24"), "hf"),
+        *(Place("gpu", Mesh.of("dp=6,tp=4"), n) for n in ("vllm", "sglang")),
+    ]
+    for engine in engines:
         tight = on_24(engine)
         assert "actor.generate" in tight.memory["gpu"].sizes, "it takes turns"
         assert not any("does not leave its memory" in what for what in said(tight)[0])
+    monkeypatch.setitem(BACKENDS, "sglang", replace(BACKENDS["sglang"], sleeps=False))
+    roomy = study("cpu:1x48", model="qwen3-0.6b", train=Place("gpu", Mesh.of("fsdp=48"), "fsdp2"),
+                  generate=Place("gpu", Mesh.of("dp=12,tp=4"), "sglang"))[1]  # fmt: skip
+    assert not any("leave its memory" in what for what in said(roomy)[0]) and not roomy.memory
 
 
+@pytest.mark.usefixtures("stays")
 def test_on_gpus_it_is_a_remark_of_check_and_an_error_of_run():
     wide = study("h100-80:2x8", model="qwen3-32b", train=Place("gpu", Mesh.of("fsdp=16"), "fsdp2"),
                  generate=Place("gpu", Mesh.of("dp=8,tp=2"), "sglang"))[1]  # fmt: skip

@@ -72,7 +72,7 @@ class Scripted:
             **info,
         }
         self.requests: list[Request] = []
-        self.closed = False
+        self.closed = self.released = False
         scripted = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -134,6 +134,8 @@ class Scripted:
         self.answer(http, 503 if self.fault == "silent" else 200, "")
 
     def generate(self, http, said):
+        if self.released:
+            return self.answer(http, 500, "it dies of this: it has no weights")
         if not said.get("stream"):
             return self.answer(http, 200, [self.read(row) for row in said["input_ids"]])
         answers = queue.SimpleQueue()
@@ -218,6 +220,8 @@ class Scripted:
 
     def update_weights_from_disk(self, http, said):
         with self.changed:
+            if self.released:
+                return self.answer(http, 400, {"success": False, "message": "its memory was given back"})
             if said["flush_cache"] and self.requests:
                 return self.answer(http, 400, {"success": False, "message": "the cache was not flushed"})
             weights = load_file(Path(said["model_path"]) / "model.safetensors")
@@ -243,9 +247,16 @@ class Scripted:
         self.answer(http, 200, {"success": True, "ranks": [{"checksums": self.sums}]})
 
     def release_memory_occupation(self, http, said):
-        self.answer(http, 200, "null")
+        with self.changed:
+            if self.requests:
+                return self.answer(http, 500, "it dies of this: it is called only when the server is idle")
+            self.released, self.model, self.sums = True, None, {}
+        return self.answer(http, 200, "null")
 
-    resume_memory_occupation = release_memory_occupation
+    def resume_memory_occupation(self, http, said):
+        with self.changed:
+            self.released = False
+        self.answer(http, 200, "null")
 
     # -- rows ---------------------------------------------------------------------------------------------------------
 

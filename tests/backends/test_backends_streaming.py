@@ -25,7 +25,7 @@ from flowrl.batch import Column
 from flowrl.errors import DataError, NotFinite, RunError
 from flowrl.testing import FakeEngine
 from flowrl.workers.model_options import Build, Model, Sampling
-from flowrl.workers.streaming import FailedCall, SampledRow, streams, tells_tokens
+from flowrl.workers.streaming import FailedCall, SampledRow, SampleRequest, streams, tells_tokens
 from flowrl.workers.tokens import row_support
 
 PROMPTS = [[2, 3, 4], [5, 6, 7, 8, 9, 10, 11, 12, 14], [15, 16, 17, 18, 19], [20]]
@@ -152,7 +152,7 @@ class OfSGLang(OfNet):
             config = self.alone.net.model.config
             config.architectures = ["LlamaForCausalLM"]
             config.save_pretrained(folder)
-            OfSGLang.server = Scripted(folder, auto=False)
+            OfSGLang.server = Scripted(folder, auto=False, enable_memory_saver=True)
             build = Build(Model(config=T.CONFIGS["llama"]), device="cpu", options={"url": OfSGLang.server.url})
             OfSGLang.engine = engine = T.open_engine("sglang", build)
             engine.step, engine.generate = partial(self.step, engine.step), partial(self.whole, engine.generate)
@@ -181,6 +181,11 @@ class OfSGLang(OfNet):
             return generate(*said)
         finally:
             self.server.auto = False
+
+    def held(self):
+        """Bytes of the memory in which its weights are, and which its server reads."""
+        _, file, _, size = self.engine._file._memory.tell(self.engine._file._bytes)
+        return size if os.fstat(file).st_blocks else 0
 
     def spoil(self, token):
         with torch.no_grad():
@@ -272,10 +277,10 @@ def places(support):
 def test_which_tokens_could_be_drawn_is_recorded(it):
     if isinstance(it, OfSGLang):
         with pytest.raises(RunError, match="SGLang does not record which tokens could be drawn"):
-            it.engine.submit(prompts(), 1, seeds(4), CUT)
+            it.engine.submit(SampleRequest(prompts(), 1, seeds(4), CUT))
         return
     assert generate_streamed(it.engine, prompts(), 1, seeds(4), replace(CUT, support=False)).support is None
-    call, found = it.engine.submit(prompts(), 3, seeds(12), CUT), []
+    call, found = it.engine.submit(SampleRequest(prompts(), 3, seeds(12), CUT)), []
     for _ in range(3):
         found += it.engine.step()
     found += it.engine.abort(call, [1, 4]) + finish(it.engine)
@@ -313,8 +318,8 @@ def test_a_call_that_records_too_much_fails_and_others_go_on(it, monkeypatch):
     if isinstance(it, (OfSGLang, OfVLLM)):
         pytest.skip("it records nothing, or in a process of its own")
     monkeypatch.setattr(row_support, "MOST_IDS", 100)
-    call = it.engine.submit(prompts(), 1, seeds(4), Sampling(9, top_k=20, support=True))
-    other = it.engine.submit(prompts(), 1, seeds(4), Sampling(9, top_k=2, support=True))
+    call = it.engine.submit(SampleRequest(prompts(), 1, seeds(4), Sampling(9, top_k=20, support=True)))
+    other = it.engine.submit(SampleRequest(prompts(), 1, seeds(4), Sampling(9, top_k=2, support=True)))
     found = finish(it.engine)
     failed = [each for each in found if isinstance(each, FailedCall)]
     assert [each.call for each in failed] == [call]
@@ -324,7 +329,7 @@ def test_a_call_that_records_too_much_fails_and_others_go_on(it, monkeypatch):
 
 def test_rows_come_when_they_end_and_say_how(it):
     sampling = Sampling(max_tokens=14, stop=(3, 21, 30))
-    call, left, when = it.engine.submit(prompts(), 4, seeds(16), sampling), [], []
+    call, left, when = it.engine.submit(SampleRequest(prompts(), 4, seeds(16), sampling)), [], []
     assert it.engine.running() == [(call, row) for row in range(16)]
     for step in range(100):
         ended = it.engine.step()
@@ -350,7 +355,7 @@ def test_calls_share_a_batch_and_do_not_change_each_others_rows(it):
     alone = [it.engine.generate(prompts(), 2, seeds(8, first), how).ids.to_list() for how, first in calls]
     numbers, found = [], []
     for how, first in calls:  # each joins while those before it run
-        numbers.append(it.engine.submit(prompts(), 2, seeds(8, first), how))
+        numbers.append(it.engine.submit(SampleRequest(prompts(), 2, seeds(8, first), how)))
         found += it.engine.step() + it.engine.step()
     assert len(set(numbers)) == len({call for call, _ in it.engine.running()} | {row.call for row in found}) == 4
     rows = by_call(found + finish(it.engine))
@@ -360,7 +365,7 @@ def test_calls_share_a_batch_and_do_not_change_each_others_rows(it):
 def test_what_is_aborted_keeps_its_tokens_and_goes_on_from_them(it):
     sampling = Sampling(max_tokens=12)
     whole = it.engine.generate(prompts(), 2, seeds(8), sampling).ids.to_list()
-    call = it.engine.submit(prompts(), 2, seeds(8), sampling)
+    call = it.engine.submit(SampleRequest(prompts(), 2, seeds(8), sampling))
     early = [row for _ in range(5) for row in it.engine.step()]
     parts = it.engine.abort(call)
     assert {row.reason for row in parts} == {"aborted"} and not it.engine.running()
@@ -400,15 +405,15 @@ def test_rows_go_on_from_the_tokens_that_another_engine_had(it, sampling):
         pytest.skip("it does not tell them")
     sampling = replace(sampling, support=sampling.support and not isinstance(it, OfSGLang))
     starts = torch.arange(8) % 3
-    it.engine.submit(prompts(), 2, seeds(8), sampling, starts)
+    it.engine.submit(SampleRequest(prompts(), 2, seeds(8), sampling, starts))
     whole = {row.row: row for row in finish(it.engine)}
-    call = it.engine.submit(prompts(), 2, seeds(8), sampling, starts)
+    call = it.engine.submit(SampleRequest(prompts(), 2, seeds(8), sampling, starts))
     parts, ended = told_after(it, call, 5)
     assert it.engine.tokens_since({}) == [], "rows of other calls are passed over"
     it.engine.abort(call)
     kept = [row for part in parts.values() for row in [joined(part)] if row.row not in {e.row for e in ended}] + ended
     assert any(row.reason == "aborted" for row in kept)
-    again = it.engine.submit(prompts(), 2, seeds(8), sampling, starts, kept=kept)
+    again = it.engine.submit(SampleRequest(prompts(), 2, seeds(8), sampling, starts, kept=kept))
     left = sorted(set(range(8)) - {row.row for row in ended})
     assert it.engine.running() == [(again, row) for row in left], "those that have ended are not begun"
     assert it.engine.tokens_since({again: {row.row: len(row.ids) for row in kept}}) == []
@@ -451,14 +456,14 @@ def test_kept_tokens_keep_their_version_and_later_ones_are_of_the_weights_there(
     if not tells_tokens(it.engine):
         pytest.skip("it does not tell them")
     sampling, new = Sampling(max_tokens=16, temperature=0.9), it.other_weights(5)
-    call = it.engine.submit(prompts(), 2, seeds(8), sampling)
+    call = it.engine.submit(SampleRequest(prompts(), 2, seeds(8), sampling))
     parts, _ = told_after(it, call, 4)
     it.engine.abort(call)
     kept = [joined(part) for part in parts.values()]
     it.engine.pause()
     it.write(new)
     it.engine.resume(7)
-    it.engine.submit(prompts(), 2, seeds(8), sampling, kept=kept)
+    it.engine.submit(SampleRequest(prompts(), 2, seeds(8), sampling, kept=kept))
     found = {row.row: row for row in finish(it.engine)}
     later = 0
     for row in kept:
@@ -484,17 +489,17 @@ def test_rows_that_a_call_cannot_go_on_from_are_named_and_nothing_is_submitted(i
     for what, kept in wrong.items():
         with pytest.raises(DataError, match=what):
             most = 2 if "at most" in what else 12
-            it.engine.submit(prompts(), 2, seeds(8), Sampling(most), kept=kept)
+            it.engine.submit(SampleRequest(prompts(), 2, seeds(8), Sampling(most), kept=kept))
     if not isinstance(it, OfSGLang):
         with pytest.raises(DataError, match="Row 1 .* does not say which tokens could be drawn"):
-            it.engine.submit(prompts(), 2, seeds(8), CUT, kept=[good])
+            it.engine.submit(SampleRequest(prompts(), 2, seeds(8), CUT, kept=[good]))
     assert not it.engine.running()
 
 
 def test_some_rows_are_aborted_and_the_others_go_on(it):
     sampling = Sampling(max_tokens=12)
     whole = it.engine.generate(prompts(), 2, seeds(8), sampling).ids.to_list()
-    waiting = it.engine.submit(prompts(), 2, seeds(8), sampling)
+    waiting = it.engine.submit(SampleRequest(prompts(), 2, seeds(8), sampling))
     (first,) = it.engine.abort(waiting, [1])  # before it has a token
     assert (first.row, first.ids, first.versions) == (1, (), ())
     it.engine.step()
@@ -507,7 +512,7 @@ def test_some_rows_are_aborted_and_the_others_go_on(it):
 
 def test_a_pause_stops_between_two_tokens(it):
     whole = it.engine.generate(prompts(), 1, seeds(4), Sampling(10)).ids.to_list()
-    it.engine.submit(prompts(), 1, seeds(4), Sampling(10))
+    it.engine.submit(SampleRequest(prompts(), 1, seeds(4), Sampling(10)))
     found = it.engine.step()
     it.engine.pause()
     assert it.engine.step() == it.engine.step() == []
@@ -520,15 +525,16 @@ def test_asleep_it_holds_no_memory_and_awake_rows_go_on(it):
     if not hasattr(it.engine, "sleep"):
         pytest.skip("it does not sleep")
     whole = it.engine.generate(prompts(), 1, seeds(4), Sampling(10)).ids.to_list()
-    it.engine.submit(prompts(), 1, seeds(4), Sampling(10))
+    it.engine.submit(SampleRequest(prompts(), 1, seeds(4), Sampling(10)))
     found, held = [*it.engine.step(), *it.engine.step()], it.held()
     freed = it.engine.sleep()
     assert held > it.held() == 0 and freed >= held and it.engine.sleep() == 0
     waiting = it.engine.running()
     assert it.engine.step() == [] and it.engine.running() == waiting
-    for begin in (it.engine.submit, it.engine.generate):
-        with pytest.raises(RunError, match="is asleep"):
-            begin(prompts(), 1, seeds(4), Sampling(10))
+    with pytest.raises(RunError, match="is asleep"):
+        it.engine.submit(SampleRequest(prompts(), 1, seeds(4), Sampling(10)))
+    with pytest.raises(RunError, match="is asleep"):
+        it.engine.generate(prompts(), 1, seeds(4), Sampling(10))
     assert held == it.engine.wake() == it.held() and it.engine.wake() == 0
     found += finish(it.engine)
     rows = sorted(found, key=lambda row: row.row)
@@ -544,7 +550,7 @@ def test_it_counts_the_tokens_that_rows_bring(it):
     it.engine.generate(prompts(), 3, seeds(12), Sampling(4))
     whole = it.engine.prefix_tokens()
     assert whole.asked - before.asked == 3 * brought and before.found <= whole.found <= whole.asked
-    it.engine.submit(prompts(), 3, seeds(12), Sampling(4, stop=()))
+    it.engine.submit(SampleRequest(prompts(), 3, seeds(12), Sampling(4, stop=())))
     it.engine.step()
     going = len(it.engine.running())
     it.engine.pause()
@@ -559,7 +565,7 @@ def test_new_weights_in_the_middle_of_rows(it):
     """Interrupt: later tokens are those of a fresh pass under the new weights, earlier ones are as they were."""
     sampling, new = Sampling(max_tokens=16, temperature=0.9), it.other_weights(5)
     before = it.engine.generate(prompts(), 2, seeds(8), sampling).ids.to_list()
-    it.engine.submit(prompts(), 2, seeds(8), sampling)
+    it.engine.submit(SampleRequest(prompts(), 2, seeds(8), sampling))
     early = [row for _ in range(4) for row in it.engine.step()]
     it.engine.pause()
     it.write(new)
@@ -582,7 +588,7 @@ def test_new_weights_in_the_middle_of_rows(it):
     assert crossed > 20
     after = it.engine.generate(prompts(), 2, seeds(8), sampling).ids.to_list()
     assert after != before, "the new weights give other rows"
-    again = {row.row: row for row in stream_of(it.engine).submit(prompts(), 2, seeds(8), sampling)}
+    again = {row.row: row for row in stream_of(it.engine).submit(SampleRequest(prompts(), 2, seeds(8), sampling))}
     assert [list(again[row].ids) for row in range(8)] == after
     assert {version for row in again.values() for version, _ in row.versions} == {7}
 
@@ -590,19 +596,19 @@ def test_new_weights_in_the_middle_of_rows(it):
 def test_publishes_by_the_stream(it, record_property):
     record_property("modes", ", ".join(f"`{mode}`" for mode in it.engine.publish_modes))
     stream, sampling = stream_of(it.engine), Sampling(max_tokens=16)
-    call = stream.submit(prompts(), 2, seeds(8), sampling)
+    call = stream.submit(SampleRequest(prompts(), 2, seeds(8), sampling))
     rows = iter(call)
     next(rows)
     stream.publish(lambda: it.write(it.other_weights(1)), 1, "drain")
     assert not it.engine.running(), "rows are ended under the weights that they began with"
     assert {version for row in [*rows, *call.rows] for version, _ in row.versions} == {0}
-    call = stream.submit(prompts(), 2, seeds(8, 50), sampling)
+    call = stream.submit(SampleRequest(prompts(), 2, seeds(8, 50), sampling))
     rows = iter(call)
     next(rows)
     stream.publish(lambda: it.write(it.other_weights(2)), 2, "interrupt")
     assert {row.versions[-1][0] for row in rows} == {2} and {row.versions[0][0] for row in call.rows} == {1}
     if "continue" in it.engine.publish_modes:
-        call = stream.submit(prompts(), 2, seeds(8, 90), sampling)
+        call = stream.submit(SampleRequest(prompts(), 2, seeds(8, 90), sampling))
         rows = iter(call)
         next(rows)
         stream.publish(lambda: it.write(it.other_weights(3)), 3, "continue")
@@ -617,7 +623,7 @@ def test_a_prompt_that_cannot_be_answered_is_named_and_nothing_is_submitted(it):
         ([[3] * it.engine.positions], f"row 0 has {it.engine.positions} tokens"),
     ):
         with pytest.raises(DataError, match=said):
-            it.engine.submit(prompts(rows), 1, seeds(len(rows)), Sampling(4))
+            it.engine.submit(SampleRequest(prompts(rows), 1, seeds(len(rows)), Sampling(4)))
     assert it.engine.running() == []
 
 
@@ -625,15 +631,15 @@ def test_a_row_that_fails_is_named_and_other_calls_go_on(it):
     good = it.engine.generate(prompts([[20]]), 1, seeds(1), Sampling(3)).ids.to_list()
     wrong = next(token for token in range(2, 20) if token not in good[0])
     it.spoil(wrong)
-    bad = it.engine.submit(prompts([[20], [wrong]]), 1, seeds(2), Sampling(4))
-    other = it.engine.submit(prompts([[20]]), 1, seeds(1), Sampling(3))
+    bad = it.engine.submit(SampleRequest(prompts([[20], [wrong]]), 1, seeds(2), Sampling(4)))
+    other = it.engine.submit(SampleRequest(prompts([[20]]), 1, seeds(1), Sampling(3)))
     found = it.engine.step()
     (failure,) = [each for each in found if isinstance(each, FailedCall)]
     assert failure.call == bad and f"row 1 of call {bad}, token 0" in str(failure.error)
     assert isinstance(failure.error, NotFinite) and all(call == other for call, _ in it.engine.running())
     rows = [each for each in found if not isinstance(each, FailedCall)] + finish(it.engine)
     assert [(row.call, list(row.ids)) for row in rows] == [(other, good[0])]
-    call = stream_of(it.engine).submit(prompts([[wrong]]), 1, seeds(1), Sampling(4))
+    call = stream_of(it.engine).submit(SampleRequest(prompts([[wrong]]), 1, seeds(1), Sampling(4)))
     with pytest.raises(NotFinite, match="row 0 of call"):
         call.sampled()
 
@@ -649,14 +655,14 @@ def test_threads_and_tasks_each_get_the_rows_of_their_calls(it):
     found = {}
 
     def one(i):
-        found[i] = stream.submit(prompts(), 1, seeds(4, 10 * i), sampling).sampled().ids.to_list()
+        found[i] = stream.submit(SampleRequest(prompts(), 1, seeds(4, 10 * i), sampling)).sampled().ids.to_list()
 
     threads = [threading.Thread(target=one, args=(i,)) for i in range(3)]
     for thread in threads:
         thread.start()
 
     async def task(i):
-        rows = [row async for row in stream.submit(prompts(), 1, seeds(4, 10 * i), sampling)]
+        rows = [row async for row in stream.submit(SampleRequest(prompts(), 1, seeds(4, 10 * i), sampling))]
         found[i] = [list(row.ids) for row in sorted(rows, key=lambda row: row.row)]
 
     async def tasks():

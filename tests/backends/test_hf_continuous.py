@@ -12,7 +12,7 @@ from flowrl.backends.stream import stream_of
 from flowrl.batch import Column
 from flowrl.errors import ProgramError, RunError
 from flowrl.workers.model_options import Build, Model, Sampling
-from flowrl.workers.streaming import PrefixTokens
+from flowrl.workers.streaming import PrefixTokens, SampleRequest
 
 CLOSE = 1e-4
 #: With the engine's own cache; with windows, for which short rows have it and long ones do not; with the model's own
@@ -33,14 +33,14 @@ def test_every_kind_of_model_gives_the_rows_of_whole_calls_and_goes_on_under_new
     column, batch = T.prompts(n=2)
     seeds, sampling = batch.row_seeds(), Sampling(max_tokens=9, temperature=0.8)
     whole, late = (opened.generate(column, 2, s, sampling).ids.to_list() for s in (seeds, seeds + 1))
-    first = opened.submit(column, 2, seeds, sampling)
+    first = opened.submit(SampleRequest(column, 2, seeds, sampling))
     opened.step(), opened.step()
-    second = opened.submit(column, 2, seeds + 1, sampling)
+    second = opened.submit(SampleRequest(column, 2, seeds + 1, sampling))
     rows = finish(opened)
     assert [list(rows[second, i].ids) for i in range(8)] == late
     assert all(list(rows[first, i].ids) == whole[i] for i in range(8) if (first, i) in rows)
 
-    third = opened.submit(column, 2, seeds, sampling)
+    third = opened.submit(SampleRequest(column, 2, seeds, sampling))
     opened.step(), opened.step(), opened.step()
     opened.pause()
     with torch.no_grad():
@@ -70,7 +70,7 @@ def test_rows_that_find_no_memory_wait_and_are_the_same(kind):
     whole = opened.generate(column, 3, seeds, sampling)
     memory = opened.net.cache_bytes_per_token() * 40
     small = NetBatch(opened.net, opened.parameters, (T.EOS,), cache_bytes=memory)
-    call = small.submit(column, 3, seeds, sampling)
+    call = small.submit(SampleRequest(column, 3, seeds, sampling))
     hook = opened.net.body.register_forward_pre_hook(
         lambda _, __, given: shapes.append(tuple(given["input_ids"].shape)), with_kwargs=True
     )
@@ -79,7 +79,7 @@ def test_rows_that_find_no_memory_wait_and_are_the_same(kind):
     assert max(rows for rows, _ in shapes) * (5 + 8) <= 40 + 13, "at most 40 tokens have keys and values"
     assert [list(rows[call, i].ids) for i in range(12)] == whole.ids.to_list()
     one = NetBatch(opened.net, opened.parameters, (T.EOS,), cache_bytes=1)  # a row goes on in any case
-    call = one.submit(column, 1, seeds[::3], sampling)
+    call = one.submit(SampleRequest(column, 1, seeds[::3], sampling))
     assert [list(row.ids) for _, row in sorted(finish(one).items())] == whole.ids.to_list()[::3]
 
 
@@ -89,7 +89,7 @@ def test_a_prompt_is_computed_once_and_rows_that_have_left_are_not_computed(open
         lambda _, __, given: shapes.append(tuple(given["input_ids"].shape)), with_kwargs=True
     )
     column, batch = T.prompts(n=8)
-    opened.submit(column, 8, batch.row_seeds(), Sampling(max_tokens=30, stop=(3, 7, 21, 30)))
+    opened.submit(SampleRequest(column, 8, batch.row_seeds(), Sampling(max_tokens=30, stop=(3, 7, 21, 30))))
     running = []
     while opened.running():
         opened.step()
@@ -113,7 +113,9 @@ def test_rows_that_come_one_by_one_share_the_passes(opened):
     )
     found, calls = [], []
     for i, prompt in enumerate(prompts):
-        calls.append(opened.submit(Column.of([prompt], dim="prompt", dtype="i32"), 1, seeds[i : i + 1], sampling))
+        calls.append(
+            opened.submit(SampleRequest(Column.of([prompt], dim="prompt", dtype="i32"), 1, seeds[i : i + 1], sampling))
+        )
         found += opened.step()
     found += finish(opened).values()
     hook.remove()
@@ -127,7 +129,7 @@ def test_weights_that_are_written_while_rows_run_are_noticed(how):
     opened = T.engine("qwen2", optim=T.OPTIM)
     batch = T.rollouts(opened)
     column, rows = T.prompts()
-    opened.submit(column, 1, rows.row_seeds(), Sampling(max_tokens=9))
+    opened.submit(SampleRequest(column, 1, rows.row_seeds(), Sampling(max_tokens=9)))
     opened.step()
     if how == "trained":
         opened.update(batch, rl.ppo_clip())
@@ -140,10 +142,10 @@ def test_weights_that_are_written_while_rows_run_are_noticed(how):
 def test_weights_that_are_wider_than_the_computation():
     opened = T.engine("qwen2", optim=T.OPTIM, dtype="bf16")
     column, rows = T.prompts(n=4)
-    call = stream_of(opened).submit(column, 4, rows.row_seeds(), Sampling(max_tokens=8))
+    call = stream_of(opened).submit(SampleRequest(column, 4, rows.row_seeds(), Sampling(max_tokens=8)))
     next(iter(call))
     stream_of(opened).publish(lambda: opened.update(T.rollouts(opened), rl.ppo_clip()), 1, "interrupt")
-    second = stream_of(opened).submit(column, 4, rows.row_seeds(), Sampling(max_tokens=8))
+    second = stream_of(opened).submit(SampleRequest(column, 4, rows.row_seeds(), Sampling(max_tokens=8)))
     list(call)
     made = second.sampled()
     read = batch_of(rows, made)
@@ -162,7 +164,7 @@ def batch_of(rows, made):
 def test_keys_and_values_are_computed_again_or_kept(keep):
     opened, other = T.engine("qwen2"), T.engine("qwen2")
     column, batch = T.prompts()
-    opened.submit(column, 1, batch.row_seeds(), Sampling(max_tokens=9))
+    opened.submit(SampleRequest(column, 1, batch.row_seeds(), Sampling(max_tokens=9)))
     assert not opened.step()
     opened.pause()
     with torch.no_grad():
@@ -191,7 +193,7 @@ def test_a_model_that_does_not_generate_is_refused():
     scalar = T.engine("qwen2", head="scalar")
     column, batch = T.prompts()
     with pytest.raises(ProgramError, match="has the head 'scalar'; generate needs 'lm'"):
-        scalar.submit(column, 1, batch.row_seeds(), Sampling())
+        scalar.submit(SampleRequest(column, 1, batch.row_seeds(), Sampling()))
 
 
 def test_memory_that_nobody_has_written_is_never_read(opened, monkeypatch):
@@ -203,7 +205,7 @@ def test_memory_that_nobody_has_written_is_never_read(opened, monkeypatch):
     torch.use_deterministic_algorithms(True, warn_only=True)  # fills new memory with nan
     try:
         assert opened.generate(column, 2, seeds, sampling).ids.to_list() == wanted
-        rows = stream_of(opened).submit(column, 2, seeds, sampling).sampled().ids.to_list()
+        rows = stream_of(opened).submit(SampleRequest(column, 2, seeds, sampling)).sampled().ids.to_list()
     finally:
         torch.use_deterministic_algorithms(False)
     assert rows == wanted
@@ -228,7 +230,9 @@ def test_any_order_of_calls_aborts_and_publishes_gives_each_token_the_log_probab
             prompt = [chance.randrange(2, 12) for _ in range(chance.randrange(1, 12))]
             sampling = Sampling(chance.randrange(2, 16), temperature=chance.choice([0.7, 1.0]))
             call = small.submit(
-                Column.of([prompt], dim="prompt", dtype="i32"), 3, torch.arange(3) + 7 * len(asked), sampling
+                SampleRequest(
+                    Column.of([prompt], dim="prompt", dtype="i32"), 3, torch.arange(3) + 7 * len(asked), sampling
+                )
             )
             asked[call] = prompt, sampling
         elif do == "abort" and small.running():
@@ -263,7 +267,7 @@ def test_prompts_that_are_computed_once_count_as_found():
     tokens = int(column.lengths.sum())
     opened.generate(column, 3, batch.row_seeds(), Sampling(max_tokens=4))
     assert opened.prefix_tokens() == PrefixTokens(asked=3 * tokens, found=2 * tokens)
-    opened.submit(column, 3, batch.row_seeds(), Sampling(max_tokens=4))
+    opened.submit(SampleRequest(column, 3, batch.row_seeds(), Sampling(max_tokens=4)))
     finish(opened)
     assert opened.prefix_tokens() == PrefixTokens(asked=6 * tokens, found=4 * tokens)
 
@@ -273,7 +277,7 @@ def test_memory_of_keys_and_values_is_freed_with_that_of_weights():
     column, batch = T.prompts(n=3)
     weights = sum(w.nbytes for w in opened.net.model.parameters())
     assert opened.sleep() == weights == opened.wake()
-    opened.submit(column, 3, batch.row_seeds(), Sampling(max_tokens=4))
+    opened.submit(SampleRequest(column, 3, batch.row_seeds(), Sampling(max_tokens=4)))
     opened.step()
     cached = opened.batch.cache_bytes()
     assert cached > 0 and opened.sleep() == weights + cached and opened.batch.cache_bytes() == 0
@@ -312,10 +316,10 @@ def test_a_long_row_that_was_left_over_does_not_slow_short_ones(opened, monkeypa
     for worth in (10**9, 40):
         monkeypatch.setattr(Ragged, "_worth", worth)
         batch = NetBatch(opened.net, opened.parameters, ())
-        batch.submit(early, 1, torch.arange(1), Sampling(max_tokens=50))
+        batch.submit(SampleRequest(early, 1, torch.arange(1), Sampling(max_tokens=50)))
         for _ in range(30):
             batch.step()
-        batch.submit(late, 6, torch.arange(6) + 9, Sampling(max_tokens=9))
+        batch.submit(SampleRequest(late, 6, torch.arange(6) + 9, Sampling(max_tokens=9)))
         rows, shapes = shapes_of(batch, opened)
         found[worth] = {at: row.ids for at, row in rows.items()}, shapes
         together = {rows for rows, tokens in shapes if tokens == 1}
@@ -327,10 +331,12 @@ def test_short_rows_are_never_set_apart_where_it_saves_nothing(opened, monkeypat
     """Rows of one length, or one row alone, are one pass even where a further one costs nothing."""
     monkeypatch.setattr(Ragged, "_worth", 0)
     batch = NetBatch(opened.net, opened.parameters, ())
-    batch.submit(Column.of([[2, 3, 4]], dim="prompt", dtype="i32"), 4, torch.arange(4), Sampling(max_tokens=6))
+    batch.submit(
+        SampleRequest(Column.of([[2, 3, 4]], dim="prompt", dtype="i32"), 4, torch.arange(4), Sampling(max_tokens=6))
+    )
     _, shapes = shapes_of(batch, opened)
     assert {rows for rows, _ in shapes[1:]} == {4}
-    batch.submit(Column.of([[2]], dim="prompt", dtype="i32"), 1, torch.arange(1), Sampling(max_tokens=4))
+    batch.submit(SampleRequest(Column.of([[2]], dim="prompt", dtype="i32"), 1, torch.arange(1), Sampling(max_tokens=4)))
     _, shapes = shapes_of(batch, opened)
     assert {rows for rows, _ in shapes} == {1}
 
@@ -338,14 +344,18 @@ def test_short_rows_are_never_set_apart_where_it_saves_nothing(opened, monkeypat
 def test_what_goes_on_after_a_publish_does_not_pad_what_begins(opened):
     """A row of 40 tokens is computed again without padding six rows of three tokens to its length."""
     batch = NetBatch(opened.net, opened.parameters, ())
-    batch.submit(Column.of([[5, 6]], dim="prompt", dtype="i32"), 1, torch.arange(1), Sampling(max_tokens=50))
+    batch.submit(
+        SampleRequest(Column.of([[5, 6]], dim="prompt", dtype="i32"), 1, torch.arange(1), Sampling(max_tokens=50))
+    )
     for _ in range(38):
         batch.step()
     batch.submit(
-        Column.of([[2, 3, n] for n in range(4, 10)], dim="prompt", dtype="i32"),
-        1,
-        torch.arange(6),
-        Sampling(max_tokens=2),
+        SampleRequest(
+            Column.of([[2, 3, n] for n in range(4, 10)], dim="prompt", dtype="i32"),
+            1,
+            torch.arange(6),
+            Sampling(max_tokens=2),
+        )
     )
     batch.pause()
     batch.resume(1)

@@ -7,6 +7,7 @@ import torch
 from flowrl import rl
 from flowrl.backends.stream import stream_of
 from flowrl.workers.model_options import Sampling
+from flowrl.workers.streaming import SampleRequest
 
 pytestmark = [
     pytest.mark.gpu,
@@ -40,7 +41,7 @@ def test_rows_one_by_one_are_those_of_the_cpu(kind):
     column, rows = T.prompts(n=4)
     sampling = Sampling(max_tokens=12, temperature=0.8, repetition_penalty=1.1)
     wanted = here.generate(column, 4, rows.row_seeds(), sampling)
-    found = stream_of(there).submit(column, 4, rows.row_seeds(), sampling).sampled()
+    found = stream_of(there).submit(SampleRequest(column, 4, rows.row_seeds(), sampling)).sampled()
     same = [a == b for a, b in zip(wanted.ids.to_list(), found.ids.to_list(), strict=True)]
     assert sum(same) >= 15  # save ties within rounding
     for i, equal in enumerate(same):

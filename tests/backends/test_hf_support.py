@@ -10,14 +10,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plain_support import at_targets, logits_of, processed, recorded
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
-from transformers.generation.logits_process import (
-    MinPLogitsWarper,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
 
 import flowrl as fl
 from flowrl import rl
@@ -72,46 +67,12 @@ def rows(actor, n=3, **how):
     return made.with_columns({"advantages": made.response_mask.with_values(numbers)})
 
 
-def logits_of(actor, batch):
-    """The logits before each response token, row by row, by transformers alone: [tokens, vocab] in float64."""
-    net, found = actor.engine.net.model, []
-    for tokens, response in zip(batch.tokens.to_list(), batch.response_ids.to_list(), strict=True):
-        with torch.no_grad():
-            every = net(torch.tensor([tokens])).logits[0].double()
-        found.append(every[len(tokens) - len(response) - 1 : -1])
-    return torch.cat(found)
-
-
-def processed(logits, how):
-    """What transformers samples from."""
-    if how.get("greedy"):
-        return logits.masked_fill(logits < logits.amax(-1, keepdim=True), -torch.inf)
-    scores = TemperatureLogitsWarper(float(how.get("temperature", 1.0)))(None, logits)
-    for name, off, make in (("top_k", 0, TopKLogitsWarper), ("top_p", 1.0, TopPLogitsWarper)):
-        scores = make(how[name])(None, scores) if how.get(name, off) != off else scores
-    return MinPLogitsWarper(how["min_p"])(None, scores) if how.get("min_p") else scores
-
-
-def at_targets(logits, batch):
-    return logits.log_softmax(-1).gather(-1, batch.response_ids.values.long()[:, None]).squeeze(-1)
-
-
-def recorded(batch):
-    """The support as a mask, from the two columns by plain loops."""
-    ids, found = batch.support_ids.values.tolist(), []
-    for size in batch.support_sizes.values.tolist():
-        mine, ids = ids[:size], ids[size:]
-        found.append([not size or v in mine for v in range(len(WORDS))])
-    assert not ids
-    return torch.tensor(found)
-
-
 @pytest.mark.parametrize("how", SETTINGS, ids=lambda how: ",".join(how))
 def test_a_ratio_among_the_tokens_that_could_be_drawn_is_that_of_plain_code(actor, other, how):
     batch = rows(actor, support=True, **how)
     old, temperature = processed(logits_of(actor, batch), how), how.get("temperature", 1.0)
     inside = old > -torch.inf
-    assert torch.equal(recorded(batch), inside)
+    assert torch.equal(recorded(batch, len(WORDS)), inside)
     assert how == {"temperature": 0.8} or not inside.all()
     new = (logits_of(other, batch) / temperature).masked_fill(~inside, -torch.inf)
     before, after = at_targets(old, batch), at_targets(new, batch)
@@ -401,7 +362,7 @@ def test_what_could_be_drawn_is_recorded_of_rows_that_a_publish_interrupts(tmp_p
     """They leave the engine one by one; an update refuses a token that its support lacks."""
     asked = []
     submit = NetBatch.submit
-    monkeypatch.setattr(NetBatch, "submit", lambda self, *a: asked.append(a[3]) or submit(self, *a))
+    monkeypatch.setattr(NetBatch, "submit", lambda self, r: asked.append(r.sampling) or submit(self, r))
     places = {"policy": {"train": Place("train"), "generate": Place("rollout")}}
     places |= {"ref": Place("train"), "reward": Place("rest")}
     pools = {"train": "cpu", "rollout": "cpu", "rest": "cpu"}

@@ -19,11 +19,11 @@ from sglang_scripted import Scripted, stand_in
 from vllm_tiny import CONFIGS, POSITIONS, PROMPTS, train
 
 from flowrl.backends import open_engine
-from flowrl.backends.sglang.engine import KEY
+from flowrl.backends.sglang.serving import KEY
 from flowrl.batch import Column
 from flowrl.errors import DataError, ModelError, NotFinite, RunError
 from flowrl.workers.model_options import Build, Lora, Model, Sampling
-from flowrl.workers.streaming import FailedCall
+from flowrl.workers.streaming import FailedCall, SampleRequest
 
 torch.set_num_threads(1)
 FEW = PROMPTS[:4]
@@ -111,12 +111,12 @@ def test_rows_are_those_of_the_reference_engine(server, engines, sampling):
 def test_rows_come_one_by_one_and_calls_share_a_batch(server, engines):
     ours, theirs = engines
     wanted = [theirs.generate(prompts(), 2, seeds(8, first), Sampling(16)).ids.to_list() for first in (0, 100)]
-    one = ours.submit(prompts(), 2, seeds(8), Sampling(16))
+    one = ours.submit(SampleRequest(prompts(), 2, seeds(8), Sampling(16)))
     rows_there(server, 8)
     left, ended = [], 0
     for _ in range(3):
         ended += server.step()
-    two = ours.submit(prompts(), 2, seeds(8, 100), Sampling(16))
+    two = ours.submit(SampleRequest(prompts(), 2, seeds(8, 100), Sampling(16)))
     rows_there(server, 16 - ended)
     while server.requests:
         ended += server.step()
@@ -129,7 +129,7 @@ def test_rows_come_one_by_one_and_calls_share_a_batch(server, engines):
 def test_aborted_rows_keep_their_tokens_and_go_on_from_them(server, engines):
     ours, theirs = engines
     whole = theirs.generate(prompts(), 2, seeds(8), Sampling(40, stop=())).ids.to_list()
-    call = ours.submit(prompts(), 2, seeds(8), Sampling(40))
+    call = ours.submit(SampleRequest(prompts(), 2, seeds(8), Sampling(40)))
     rows_there(server, 8)
     for _ in range(5):
         server.step()
@@ -146,7 +146,7 @@ def test_aborted_rows_keep_their_tokens_and_go_on_from_them(server, engines):
     longer = prompts([FEW[one.row // 2] + list(one.ids)])
     more = ours.generate(longer, 1, seeds(8)[one.row :][:1], Sampling(40 - len(one.ids)), torch.tensor([len(one.ids)]))
     assert list(one.ids) + more.ids.to_list()[0] == whole[one.row]
-    late = ours.submit(prompts(), 1, seeds(4), Sampling(4))  # these may not have come to the server yet
+    late = ours.submit(SampleRequest(prompts(), 1, seeds(4), Sampling(4)))  # these may not have come to the server yet
     found = ours.abort(late) + until(ours, lambda rows: not ours.running())
     assert len([row for row in found if row.call == late]) == 4
 
@@ -155,7 +155,7 @@ def test_aborted_rows_keep_their_tokens_and_go_on_from_them(server, engines):
 def test_new_weights_in_the_middle_of_rows(server, engines, how):
     ours, theirs = engines
     before = theirs.generate(prompts(), 1, seeds(4), Sampling(16)).ids.to_list()
-    call = ours.submit(prompts(), 1, seeds(4), Sampling(16))
+    call = ours.submit(SampleRequest(prompts(), 1, seeds(4), Sampling(16)))
     rows_there(server, 4)
     for _ in range(4):
         server.step()
@@ -163,7 +163,7 @@ def test_new_weights_in_the_middle_of_rows(server, engines, how):
     assert ours.step() == [] and ("pause_generation", {"mode": "in_place"}) in server.asked
     train(theirs, 2)
     ours.take_weights(theirs.plain_weights())
-    held = ours.submit(prompts([[20]]), 1, seeds(1), Sampling(3))
+    held = ours.submit(SampleRequest(prompts([[20]]), 1, seeds(1), Sampling(3)))
     assert (held, 0) in ours.running() and len(server.requests) <= 4, "it waits for the end of the pause"
     ours.resume(7, keep_cache=how == "continue")
     modes = [said["mode"] for path, said in server.asked if path == "pause_generation"]
@@ -182,7 +182,7 @@ def test_new_weights_in_the_middle_of_rows(server, engines, how):
 def test_rows_that_are_aborted_in_a_pause_have_what_is_known_of_them(server, engines):
     ours, theirs = engines
     whole = theirs.generate(prompts(), 1, seeds(4), Sampling(60)).ids.to_list()
-    call = ours.submit(prompts(), 1, seeds(4), Sampling(60))
+    call = ours.submit(SampleRequest(prompts(), 1, seeds(4), Sampling(60)))
     rows_there(server, 4)
     for _ in range(35):  # the first 33 of each are told
         server.step()
@@ -194,7 +194,7 @@ def test_rows_that_are_aborted_in_a_pause_have_what_is_known_of_them(server, eng
         ours.step()
         assert time.monotonic() < deadline
     ours.pause()
-    held = ours.submit(prompts([[20]]), 1, seeds(1), Sampling(3))
+    held = ours.submit(SampleRequest(prompts([[20]]), 1, seeds(1), Sampling(3)))
     assert [row.ids for row in ours.abort(held)] == [()]
     (first,) = ours.abort(call, long[:1])
     assert list(first.ids) == whole[first.row][:33] and first.versions == ((0, 33),)
@@ -236,7 +236,7 @@ def test_an_answer_that_is_not_right_fails_its_call_and_names_the_row(server, en
 
 def test_log_probabilities_that_are_not_finite_fail_the_call_and_no_other(server, engines):
     ours, _ = engines
-    bad = ours.submit(prompts(), 1, seeds(4), Sampling(3))
+    bad = ours.submit(SampleRequest(prompts(), 1, seeds(4), Sampling(3)))
     rows_there(server, 4)
     server.fault, server.auto = "nan", True
     (failure,) = [each for each in until(ours, lambda rows: not ours.running()) if isinstance(each, FailedCall)]
@@ -247,7 +247,7 @@ def test_log_probabilities_that_are_not_finite_fail_the_call_and_no_other(server
 def test_a_row_that_is_answered_twice_is_an_error(server, engines):
     ours, _ = engines
     server.fault, server.auto = "twice", True
-    call = ours.submit(prompts(), 1, seeds(4), Sampling(3))
+    call = ours.submit(SampleRequest(prompts(), 1, seeds(4), Sampling(3)))
     found = until(ours, lambda rows: any(isinstance(each, FailedCall) for each in rows))
     assert f"of call {call} was answered twice" in str(found[-1].error)
 
@@ -259,7 +259,7 @@ def test_a_connection_that_ends_too_early_is_an_error_with_the_rows(server, engi
         made, wanted = (e.generate(prompts(), 1, seeds(4), Sampling(12)).ids for e in (ours, theirs))
         assert made.equal(wanted)
     server.fault = "dies with rows"
-    ours.submit(prompts(), 1, seeds(4), Sampling(12))
+    ours.submit(SampleRequest(prompts(), 1, seeds(4), Sampling(12)))
     with pytest.raises(RunError, match=r"is gone .*It had rows \(call.row\) 3.0, 3.1"):
         until(ours, lambda rows: False)
 
@@ -272,7 +272,7 @@ def test_a_server_that_does_not_go_on_is_named_within_its_bound(folder, fault):
     ours.calls.client.patience = 1.0
     try:
         with server.changed:
-            ours.submit(prompts(), 1, seeds(4), Sampling(12))
+            ours.submit(SampleRequest(prompts(), 1, seeds(4), Sampling(12)))
             server.auto = False
             server.fault = fault
         if fault == "hang":
@@ -295,7 +295,7 @@ def test_a_server_that_is_silent_and_well_is_waited_for(folder):
     server = Scripted(folder, auto=False)
     ours = open_engine("sglang", build(url=server.url, patience=300.0))
     try:
-        ours.submit(prompts(), 1, seeds(4), Sampling(3))
+        ours.submit(SampleRequest(prompts(), 1, seeds(4), Sampling(3)))
         ours.calls.client.patience = 1.0
         rows_there(server, 4)
         until(ours, lambda rows: ("health_generate", None) in server.asked)
@@ -342,7 +342,7 @@ def test_sums_are_those_that_the_real_server_gave(tmp_path):
 
 def test_nothing_of_a_call_is_left_when_the_engine_is_closed(server, engines):
     ours, _ = engines
-    ours.submit(prompts(), 1, seeds(4), Sampling(12))
+    ours.submit(SampleRequest(prompts(), 1, seeds(4), Sampling(12)))
     rows_there(server, 4)
     until(ours, lambda rows: ours.calls._streams)
     ours.close()
@@ -351,7 +351,7 @@ def test_nothing_of_a_call_is_left_when_the_engine_is_closed(server, engines):
 
 def test_weights_are_not_written_while_rows_run(server, engines):
     ours, _ = engines
-    ours.submit(prompts(), 1, seeds(4), Sampling(12))
+    ours.submit(SampleRequest(prompts(), 1, seeds(4), Sampling(12)))
     with pytest.raises(RunError, match="written while 4 rows were being sampled"):
         ours.weights_written()
 
@@ -365,7 +365,7 @@ def test_what_a_server_would_die_of_does_not_come_to_it(server, engines):
         ([[3] * POSITIONS], f"row 0 has {POSITIONS} tokens"),
     ):
         with pytest.raises(DataError, match=said):
-            ours.submit(prompts(rows), 1, seeds(len(rows)), Sampling(4))
+            ours.submit(SampleRequest(prompts(rows), 1, seeds(len(rows)), Sampling(4)))
     with pytest.raises(RunError, match="does not record which tokens could be drawn"):
         ours.generate(prompts(), 1, seeds(4), replace(Sampling(4), support=True))
     ours.pause()
@@ -374,19 +374,103 @@ def test_what_a_server_would_die_of_does_not_come_to_it(server, engines):
     assert ours.running() == []
 
 
-def test_memory_is_released_without_rows_and_weights_are_published_again(server, engines):
-    ours, theirs = engines
-    ours.submit(prompts(), 1, seeds(4), Sampling(12))
-    with pytest.raises(RunError, match="while 4 rows run"):
-        ours.release_memory()
+@pytest.fixture
+def saving(folder):
+    """A server that gives its memory back, SGLang on it, and the reference engine with the same weights."""
+    scripted = Scripted(folder, enable_memory_saver=True)
+    theirs = open_engine("hf", build())
+    train(theirs, 1)
+    ours = open_engine("sglang", build(url=scripted.url, patience=60.0))
+    ours.take_weights(theirs.plain_weights())
+    yield scripted, ours, theirs
+    scripted.fault = ""
+    ours.close()
+    scripted.close()
+
+
+def paths_of(server):
+    return [path for path, _ in server.asked]
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_asleep_a_server_has_no_rows_and_no_weights_and_awake_rows_go_on(saving, paused):
+    """Rows that run, and one that came in the pause: they are those of a run without sleep, of the version they had."""
+    server, ours, theirs = saving
+    wanted = theirs.generate(prompts(), 1, seeds(4), Sampling(48, stop=())).ids.to_list()
+    server.auto = False
+    call = ours.submit(SampleRequest(prompts(), 1, seeds(4), Sampling(48, stop=())))
+    rows_there(server, 4)
+    for _ in range(35):  # it tells of rows after 1 and 33 tokens
+        server.step()
+    until(ours, lambda rows: all(len(row.ids) == 33 for row in ours.calls.rows.values()))
+    if paused:
+        ours.pause()
+        late = ours.submit(SampleRequest(prompts([[20]]), 1, seeds(1), Sampling(3, stop=())))
     server.auto = True
-    until(ours, lambda rows: not ours.running())
-    publishes = ours.publishes
-    ours.release_memory()
-    ours.resume_memory()
-    paths = [path for path, _ in server.asked]
-    assert paths.index("release_memory_occupation") < paths.index("resume_memory_occupation")
-    assert ours.publishes == publishes + 1 and ours.digest() == theirs.digest()
+    ours.sleep()
+    paths = paths_of(server)
+    assert paths[-1] == "release_memory_occupation" and server.released and not server.requests
+    assert ours.step() == [] and len(ours.running()) == (5 if paused else 4)
+    if paused:
+        ours.resume()
+    assert ours.wake() > 0 and paths_of(server) == paths, "it comes back before the next token"
+    found = until(ours, lambda rows: not ours.running())
+    assert [list(r.ids) for r in sorted(found, key=lambda r: (r.call, r.row)) if r.call == call] == wanted
+    assert all(row.versions == ((0, len(row.ids)),) for row in found) and not server.released
+    if paused:
+        (row,) = [row for row in found if row.call == late]
+        assert list(row.ids) == theirs.generate(prompts([[20]]), 1, seeds(1), Sampling(3, stop=())).ids.to_list()[0]
+
+
+def test_a_publish_while_it_was_away_is_what_it_computes_with(saving):
+    server, ours, theirs = saving
+    ours.sleep()
+    with pytest.raises(RunError, match="is asleep"):
+        ours.weights_written()
+    train(theirs, 5)
+    ours.wake()
+    ours.take_weights(theirs.plain_weights())
+    made, publishes = ours.generate(prompts(), 2, seeds(8), Sampling(12)), ours.publishes
+    assert made.ids.equal(theirs.generate(prompts(), 2, seeds(8), Sampling(12)).ids) and ours.published.rows == 4
+    ours.sleep()
+    ours.wake()
+    assert ours.sleep() > 0 and ours.wake() > 0, "also where no server came back between"
+    assert paths_of(server).count("release_memory_occupation") == 2
+    assert ours.generate(prompts(), 2, seeds(8), Sampling(12)).ids.equal(made.ids) and ours.publishes == publishes + 1
+
+
+def test_rows_are_ended_and_kept_ones_told_while_it_sleeps(saving):
+    server, ours, theirs = saving
+    server.auto = False
+    call = ours.submit(SampleRequest(prompts(), 1, seeds(4), Sampling(9, stop=())))
+    rows_there(server, 4)
+    server.step()
+    until(ours, lambda rows: all(row.ids for row in ours.calls.rows.values()))
+    ours.sleep()
+    ended = ours.abort(call, [1, 3])
+    assert [(row.row, len(row.ids), row.reason) for row in ended] == [(1, 1, "aborted"), (3, 1, "aborted")]
+    ours.wake()
+    server.auto = True
+    found = until(ours, lambda rows: not ours.running())
+    wanted = theirs.generate(prompts(), 1, seeds(4), Sampling(9, stop=())).ids.to_list()
+    assert {row.row: list(row.ids) for row in found} == {0: wanted[0], 2: wanted[2]}
+
+
+def test_a_server_that_keeps_its_memory_is_told_of(engines):
+    ours, _ = engines
+    with pytest.raises(RunError, match=r"(?s)keeps its memory.*--enable-memory-saver"):
+        ours.sleep()
+    assert ours.offloaded is None
+
+
+@pytest.mark.parametrize("path", ["release_memory_occupation", "resume_memory_occupation"])
+def test_a_server_that_does_not_sleep_or_wake_is_an_error(saving, path):
+    server, ours, _ = saving
+    server.fault = f"400 {path}"
+    with pytest.raises(RunError, match=f"refuses /{path} with status 400"):
+        ours.sleep()
+        ours.wake()
+        ours.generate(prompts(), 1, seeds(4), Sampling(6))
 
 
 @pytest.mark.parametrize(
@@ -452,16 +536,34 @@ def test_a_server_is_started_in_another_python_and_ended(tmp_path):
     ours.take_weights(theirs.plain_weights())
     made = ours.generate(prompts(), 1, seeds(4), Sampling(6)).ids.to_list()
     assert made == theirs.generate(prompts(), 1, seeds(4), Sampling(6)).ids.to_list()
-    said = ours._server["arguments"]
+    said = ours.server.info["arguments"]
     assert said["max-running-requests"] == "8" and said["context-length"] == "72" and "disable-radix-cache" in said
     assert said["host"] == "127.0.0.1" and len(said["api-key"]) == 32
-    line = Path(f"/proc/{ours.process.pid}/cmdline").read_text()
+    line = Path(f"/proc/{ours.server.process.pid}/cmdline").read_text()
     assert said["api-key"] not in line and said["api-key"] not in str(list(os.environ.values()))
-    os.kill(ours.process.pid, signal.SIGKILL)
+    os.kill(ours.server.process.pid, signal.SIGKILL)
     with pytest.raises(RunError, match="(?s)is gone.*ended with status -9.*serving"):
         ours.generate(prompts(), 1, seeds(4), Sampling(6))
     ours.close()
-    assert not os.path.exists(f"/proc/{ours.process.pid}")
+    assert not os.path.exists(f"/proc/{ours.server.process.pid}")
+
+
+def test_a_server_of_its_own_ends_for_a_sleep_and_another_one_goes_on(tmp_path):
+    ours = open_engine("sglang", build(python=stand_in(tmp_path), patience=300.0))
+    theirs = open_engine("hf", build())
+    train(theirs, 1)
+    ours.take_weights(theirs.plain_weights())
+    call, first = ours.submit(SampleRequest(prompts(), 1, seeds(4), Sampling(40, stop=()))), ours.server.process.pid
+    until(ours, lambda rows: any(row.ids for row in ours.calls.rows.values()))
+    ours.sleep()
+    assert not os.path.exists(f"/proc/{first}"), "all of its memory is free"
+    assert ours.wake() > 0 and ours.sleep() > 0 and ours.wake() > 0
+    left = {number for _, number in ours.running()}
+    found = {row.row: list(row.ids) for row in until(ours, lambda rows: not ours.running()) if row.call == call}
+    wanted = theirs.generate(prompts(), 1, seeds(4), Sampling(40, stop=())).ids.to_list()
+    assert found == {row: wanted[row] for row in left} and ours.server.process.pid != first
+    ours.close()
+    assert not os.path.exists(f"/proc/{ours.server.process.pid}")
 
 
 def test_a_server_that_does_not_start_says_why(tmp_path):

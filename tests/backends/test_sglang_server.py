@@ -20,12 +20,13 @@ import flowrl
 from flowrl.backends import open_engine
 from flowrl.backends.probe import TOLERANCE
 from flowrl.backends.sglang.client import Client
-from flowrl.backends.sglang.engine import KEY, NEEDED
 from flowrl.backends.sglang.process import ENVIRONMENT, free_port
+from flowrl.backends.sglang.serving import KEY, NEEDED
 from flowrl.backends.stream import generate_streamed, stream_of
 from flowrl.batch import Batch, Column
 from flowrl.errors import NotFinite, RunError
 from flowrl.workers.model_options import Build, Model, Sampling
+from flowrl.workers.streaming import SampleRequest
 
 PYTHON = Path(os.environ.get("SGLANG_PYTHON") or Path(__file__).parents[2] / ".venv-sglang/bin/python")
 pytestmark = [
@@ -131,7 +132,7 @@ def test_a_long_row_uses_all_positions_and_a_short_one_leaves_first(engines):
     made, wanted = (e.generate(long, 1, seeds(2), Sampling(400, temperature=0.2)) for e in engines)
     assert made.ids.equal(wanted.ids) and made.ids.lengths.tolist() == wanted.ids.lengths.tolist()
     slow(ours, 0.02)
-    call, left = ours.submit(prompts(), 4, seeds(16), Sampling(40)), []
+    call, left = ours.submit(SampleRequest(prompts(), 4, seeds(16), Sampling(40))), []
     while ours.running():
         left += ours.step()
     lengths = [len(row.ids) for row in left]
@@ -147,7 +148,7 @@ def test_calls_share_a_batch_and_do_not_change_each_others_rows(engines):
     calls = [(how, 100 * i) for i, how in enumerate(HOW)]
     wanted = [theirs.generate(prompts(), 2, seeds(8, first), how).ids.to_list() for how, first in calls]
     slow(ours, 0.02)
-    numbers = [ours.submit(prompts(), 2, seeds(8, first), how) for how, first in calls]
+    numbers = [ours.submit(SampleRequest(prompts(), 2, seeds(8, first), how)) for how, first in calls]
     rows = {(row.call, row.row): list(row.ids) for row in finish(ours)}
     assert [[rows[call, i] for i in range(8)] for call in numbers] == wanted
 
@@ -156,7 +157,7 @@ def test_what_is_aborted_keeps_its_tokens_and_goes_on_from_them(engines):
     ours, theirs = engines
     wanted = theirs.generate(prompts(), 2, seeds(8), Sampling(100)).ids.to_list()
     slow(ours)
-    call, early = ours.submit(prompts(), 2, seeds(8), Sampling(100)), []
+    call, early = ours.submit(SampleRequest(prompts(), 2, seeds(8), Sampling(100))), []
     while not any(row.ids for row in ours.calls.rows.values()):
         early += ours.step()
     time.sleep(1)
@@ -181,7 +182,7 @@ def test_new_weights_while_rows_run(engines, how):
     before = theirs.generate(prompts(), 2, seeds(8), Sampling(60, temperature=0.9)).ids.to_list()
     slow(ours, 0.05)
     stream = stream_of(ours)
-    call = stream.submit(prompts(), 2, seeds(8), Sampling(60, temperature=0.9))
+    call = stream.submit(SampleRequest(prompts(), 2, seeds(8), Sampling(60, temperature=0.9)))
     rows = iter(call)
     first = next(rows)
     stream.publish(lambda: publish(ours, theirs, 5), 7, how)
@@ -208,7 +209,7 @@ def test_tokens_after_an_interrupt_are_those_of_a_fresh_pass_under_the_new_weigh
     ours, theirs = engines
     slow(ours, 0.05)
     stream = stream_of(ours)
-    call = stream.submit(prompts(), 2, seeds(8), Sampling(60))
+    call = stream.submit(SampleRequest(prompts(), 2, seeds(8), Sampling(60)))
     rows = iter(call)
     next(rows)
     stream.publish(lambda: publish(ours, theirs, 5), 1, "interrupt")
@@ -238,7 +239,7 @@ def test_a_row_that_is_not_finite_is_named_and_other_calls_go_on(engines):
     with pytest.raises(RunError, match="the probe is inf apart|not finite"):
         ours._probe = [[7, 8, 9]]
         ours.take_weights(theirs.plain_weights())
-    bad = ours.submit(prompts([[20], [7]]), 1, seeds(2), Sampling(4))
+    bad = ours.submit(SampleRequest(prompts([[20], [7]]), 1, seeds(2), Sampling(4)))
     failed = []
     while not failed:
         failed = [each for each in ours.step() if hasattr(each, "error")]
@@ -252,12 +253,18 @@ def test_a_row_that_is_not_finite_is_named_and_other_calls_go_on(engines):
     assert made.ids.equal(wanted.ids)
 
 
-def test_memory_is_released_and_taken_back(engines):
-    ours, _ = engines
-    ours.release_memory()
-    ours.resume_memory()
-    made, wanted = (e.generate(prompts(), 1, seeds(4), Sampling(8)) for e in engines)
-    assert made.ids.equal(wanted.ids)
+def test_asleep_there_is_no_server_and_awake_rows_go_on(engines):
+    ours, theirs = engines
+    call, first = ours.submit(SampleRequest(prompts(), 1, seeds(4), Sampling(100, stop=()))), ours.server.process.pid
+    while not any(row.ids for row in ours.calls.rows.values()):
+        assert ours.step() == []
+    assert ours.sleep() > 0 and not os.path.exists(f"/proc/{first}")
+    ours.wake()
+    found = {}
+    while ours.running():
+        found |= {row.row: list(row.ids) for row in ours.step() if row.call == call}
+    wanted = theirs.generate(prompts(), 1, seeds(4), Sampling(100, stop=())).ids.to_list()
+    assert found == dict(enumerate(wanted)) and ours.server.process.pid != first
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "llama", "qwen3"])
@@ -328,8 +335,8 @@ def test_a_server_that_is_killed_is_named():
     try:
         ours.weights_written()
         slow(ours)
-        call = ours.submit(prompts(), 1, seeds(4), Sampling(100))
-        os.killpg(ours.process.pid, 9)
+        call = ours.submit(SampleRequest(prompts(), 1, seeds(4), Sampling(100)))
+        os.killpg(ours.server.process.pid, 9)
         with pytest.raises(RunError, match=rf"is gone.*It had rows \(call.row\) {call}.0"):
             finish(ours)
     finally:

@@ -21,7 +21,7 @@ from flowrl.backends.probe import TOLERANCE
 from flowrl.batch import Batch, Column
 from flowrl.errors import DataError, ModelError, NotFinite, RunError
 from flowrl.workers.model_options import Build, Lora, Model, Optim, Sampling
-from flowrl.workers.streaming import FailedCall
+from flowrl.workers.streaming import FailedCall, SampleRequest
 
 pytestmark = [
     pytest.mark.vllm,
@@ -161,8 +161,8 @@ def test_a_call_that_records_too_much_is_refused_and_others_go_on(opened, fault)
         ours.generate(prompts, 1, torch.arange(16), Sampling(8, top_k=40, support=True))
     assert "top_k=" in str(info.value.fix)
     seeds = torch.arange(16)
-    failed = ours.submit(prompts, 1, seeds, Sampling(8, top_k=40, support=True))
-    other = ours.submit(prompts, 1, seeds, Sampling(8, top_k=2, support=True))
+    failed = ours.submit(SampleRequest(prompts, 1, seeds, Sampling(8, top_k=40, support=True)))
+    other = ours.submit(SampleRequest(prompts, 1, seeds, Sampling(8, top_k=2, support=True)))
     found = []
     while ours.running():
         found += ours.step()
@@ -328,7 +328,7 @@ def test_weights_that_are_written_while_rows_run_are_found(opened, how, packed):
     ours, theirs = published(opened, "qwen2", seed=50, **({} if packed else {"packed": False}))
     train(theirs, 51)
     given = theirs.plain_weights()
-    call = ours.submit(Column.of(PROMPTS[:4], "prompt", "i32"), 1, torch.arange(4), Sampling(12))
+    call = ours.submit(SampleRequest(Column.of(PROMPTS[:4], "prompt", "i32"), 1, torch.arange(4), Sampling(12)))
     assert ours.step() == []
     with pytest.raises(RunError, match="The weights were written while 4 rows were being sampled with them") as info:
         WRITTEN[how](ours, given)
@@ -343,7 +343,7 @@ def test_weights_that_are_written_while_rows_run_are_found(opened, how, packed):
 def test_rows_that_would_be_in_a_forward_pass_of_two_weights_are_found(opened, fault):
     ours, theirs = published(opened, "qwen2", seed=60)
     train(theirs, 61)
-    call = ours.submit(Column.of(PROMPTS[:4], "prompt", "i32"), 1, torch.arange(4), Sampling(12))
+    call = ours.submit(SampleRequest(Column.of(PROMPTS[:4], "prompt", "i32"), 1, torch.arange(4), Sampling(12)))
     assert ours.step() == []
     ours.pause()
     fault("rows kept")
@@ -449,7 +449,7 @@ def test_rows_may_be_ended_while_it_sleeps(opened):
     ours, _ = published(opened, "qwen2")
     asked = Column.of(PROMPTS, "prompt", "i32"), 1, torch.arange(len(PROMPTS)), Sampling(6, stop=())
     whole = ours.generate(*asked).ids.to_list()
-    calls = [ours.submit(*asked) for _ in range(3)]
+    calls = [ours.submit(SampleRequest(*asked)) for _ in range(3)]
     ours.step()
     ours.sleep()
     gone = [*ours.abort(calls[0]), *ours.abort(calls[1], [0])]

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from chat_templates import CHATML, FORGETS, REWRITES, chat_tokenizer
 
+from flowrl.analysis import chat_templates as chat_templates_of_checks
 from flowrl.environments.chat import forgotten_text, ids_behind
-from flowrl.errors import ModelError
+from flowrl.errors import CheckError, ModelError
 
 USER = {"role": "user", "content": "x"}
 TOOL = {"role": "tool", "name": "tool", "content": "x"}
@@ -117,12 +118,17 @@ STEPS: list[str] = []
 
 @pytest.mark.parametrize("runtime", ["local", "eager"])
 @pytest.mark.parametrize("kind", ["agent", "chat"])
-def test_a_template_that_cannot_go_on_ends_the_run_before_its_first_step(tmp_path, kind, runtime):
+@pytest.mark.parametrize("at_hand", [True, False])
+def test_a_template_that_cannot_go_on_ends_the_run_before_its_first_step(tmp_path, monkeypatch, kind, runtime, at_hand):
+    """By the check before anything is loaded; as the flow opens, where a tokenizer was not at hand before."""
     if kind == "agent":
         pytest.importorskip("h11", reason="the gateway needs the package h11")
-    with pytest.raises(ModelError, match="writes an answer anew once messages follow it") as error:
+    if not at_hand:
+        monkeypatch.setattr(chat_templates_of_checks, "find_tokenizer", lambda said: None)
+    with pytest.raises((ModelError, CheckError), match="writes an answer anew once messages follow it") as error:
         open_flow(tmp_path, REWRITES, kind=kind, runtime=runtime)
-    at = error.value.at
+    assert isinstance(error.value, CheckError) == at_hand
+    at = error.value.errors[0].at if isinstance(error.value, CheckError) else error.value.at
     assert STEPS == [] and at is not None and at.file.endswith("test_chat.py")
     assert "game = flow.worker(" in Path(__file__).read_text().splitlines()[at.line - 1], "as it opens, not as it plays"
 

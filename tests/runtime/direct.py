@@ -19,6 +19,9 @@ from flowrl.runtime.distributed.rank_process.rank import Rank
 
 LOST = object()  # the answer of a rank that is gone
 
+#: What ranks answer in lanes of their own, while they are at other calls.
+BESIDE = ("poll", "abort_rows", "leave_policy")
+
 
 class Direct:
     """``kill`` is (method, count) or (method, count, rank): that call is not answered, as its rank has died.
@@ -113,12 +116,20 @@ class Direct:
                 return LOST
             if method == "write_captured":  # it is done while the rank works
                 return self.threads.submit(_answered, getattr(self.ranks[rank], method), *args)
+            if method == "run" and args[0].joins:  # others of the kind are beside it, and publishes
+                return self.threads.submit(self._run_beside, rank, *copied(args))
+        if method in BESIDE:
+            return _answered(getattr(self.ranks[rank], method), *args)
+        with self.lock:
             args = tuple(copied(a) if method in ("run", "begin") else a for a in args)
             try:
                 answer = getattr(self.ranks[rank], method)(*args)
                 return copied(answer) if method == "advance" else answer
             except Exception as error:
                 return Failed.of(error)
+
+    def _run_beside(self, rank, call):
+        return _answered(self.ranks[rank].run, call)
 
     def headway(self):
         return {}

@@ -30,8 +30,8 @@ class Gated(fl.testing.FakeEngine):
         self.opened, self.wanted, self.begun = threading.Event(), calls, 0
         self.beside = []
 
-    def submit(self, *asked):
-        call = super().submit(*asked)
+    def submit(self, request):
+        call = super().submit(request)
         self.begun += 1
         if self.begun >= self.wanted:
             self.opened.set()

@@ -48,9 +48,9 @@ class Replica(fl.testing.FakeEngine):
         made = super().generate(prompts, n, seeds, sampling, starts)
         return FAULTS[self.number](made) if self.number in FAULTS else made
 
-    def submit(self, prompts: Any, n: int, seeds: Any, sampling: Any, starts: Any = None) -> int:
-        call = super().submit(prompts, n, seeds, sampling, starts)
-        self.asked.append([digit(prompt) for prompt in prompts.to_list()])
+    def submit(self, request: fl.testing.SampleRequest) -> int:
+        call = super().submit(request)
+        self.asked.append([digit(prompt) for prompt in request.prompts.to_list()])
         for (number, _), row in self._rows.items():
             if number == call:
                 row.limit = LENGTHS[digit(row.prompt)]

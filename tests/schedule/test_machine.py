@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from programs import COLOCATED, SHARED, SPLIT, Driver, Times, pools_of, setup
 
 from flowrl.placement.cost.continuous_batch import Engine
-from flowrl.schedule.events import Call, Closed, Ended, Finished, Follower, Issued, Memory, Opened, Setup
+from flowrl.schedule.events import Call, Closed, Ended, Entered, Finished, Follower, Issued, Memory, Opened, Setup
 from flowrl.schedule.group_window import Window, width
 from flowrl.schedule.machine import IllegalEvent, Machine
 from flowrl.schedule.virtual_clock import Deadlock, Rows
@@ -516,3 +516,72 @@ def test_a_wait_that_cannot_end_is_a_deadlock_with_its_story():
 def test_the_end_without_steps():
     machine = Machine(setup())
     assert machine.handle(Ended()) == [] and machine.idle
+
+
+# -- episodes, whose rows join the engine one by one ------------------------------------------------------------------
+
+BESIDE = {"pools": ("train", "rollout", "games"), "publish": "interrupt"}
+
+
+def rollout(id: int, step: int, **how) -> Call:
+    asks = {"whole": False, "joins": True} | how
+    return Call(id, step, "game.rollout", ("games", "rollout"), serves=("actor",), relaxed=True, **asks)
+
+
+def update(id: int, step: int, rows: int) -> Call:
+    return Call(id, step, "actor.update", ("train",), (rows,), reads=("actor",), updates="actor")
+
+
+def played(**how) -> tuple[Machine, list]:
+    """Two steps of episodes one step apart, of which the first one's are over and trained on; what its update starts."""
+    machine = Machine(setup(staleness=1, **BESIDE))
+    for event in (Opened(0), Issued(rollout(0, 0, **how)), Issued(update(1, 0, 0)), Closed(0), Opened(1)):
+        machine.handle(event)
+    machine.handle(Entered(0))
+    machine.handle(Issued(rollout(2, 1, **how)))
+    machine.handle(Finished(0))
+    stage = machine.handle(Finished(1))[0]
+    return machine, machine.handle(Finished(stage.id))
+
+
+def test_a_publish_comes_while_episodes_are_played():
+    _, started = played()
+    assert [type(command).__name__ for command in started] == ["Publish"]
+    _, started = played(joins=False, whole=True)
+    assert started == [], "what keeps its rows to itself is not interrupted"
+
+
+def test_episodes_of_the_next_step_are_played_beside_and_calls_of_another_kind_are_not():
+    machine = Machine(setup(staleness=1, **BESIDE))
+    machine.handle(Opened(0))
+    assert [c.id for c in machine.handle(Issued(rollout(0, 0)))] == [0]
+    assert machine.handle(Issued(rollout(1, 0))) == [], "until the first one has entered"
+    assert [c.id for c in machine.handle(Entered(0))] == [1]
+    machine.handle(Entered(1))
+    generate = Call(2, 0, "actor.generate", ("rollout",), serves=("actor",), relaxed=True)
+    assert machine.handle(Issued(generate)) == []
+    assert machine.handle(Issued(rollout(3, 0))) == [], "not past an earlier call"
+    assert machine.handle(Finished(0)) == []
+    assert [c.id for c in machine.handle(Finished(1))] == [2]
+    assert machine.handle(Entered(2)) == [], "nor beside rows of a call that is not asked by itself"
+
+
+def test_a_simulation_has_publishes_in_the_middle_of_episodes():
+    """By hand: episodes take 6 s, an update 3 s, a publish 1 s, for which episodes stand still."""
+    driver = Driver(setup(staleness=1, **BESIDE), Times({"game.rollout": 6, "actor.update": 3, "actor.publish": 1}), {})
+    for step in driver.steps(3):
+        rows = driver.next
+        driver.next += 2
+        driver.clock.issue(rollout(rows, step))
+        driver.clock.issue(update(rows + 1, step, rows))
+    driver.clock.end()
+    spans = [(span.title, span.step, span.start, span.end) for span in driver.clock.flown.spans]
+    assert [s for s in spans if s[0] == "game.rollout"] == [
+        ("game.rollout", 0, 0, 6),
+        ("game.rollout", 1, 0, 6),
+        ("game.rollout", 2, 10, 16),
+    ]
+    publishes = [(start, end) for title, _, start, end in spans if title == "actor.publish"]
+    assert publishes == [(9, 10), (12, 13), (20, 21)]
+    assert driver.clock.time == 21, "the last episodes have stood still for a second: they end at 17"
+    assert versions(driver) == [0, 0, 1] and dict(driver.clock.lags()) == {0: 1, 1: 2}

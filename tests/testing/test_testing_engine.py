@@ -10,7 +10,7 @@ import torch
 
 import flowrl as fl
 from flowrl.errors import DataError, ModelError
-from flowrl.testing import FakeEngine, RealClock, Sampling
+from flowrl.testing import FakeEngine, RealClock, SampleRequest, Sampling
 
 
 def prompts(*rows):
@@ -46,7 +46,7 @@ def test_time_passes_on_its_clock():
     engine = FakeEngine(stop=(), token_seconds=0.5, prompt_seconds=0.01)
     engine.generate(prompts([1, 2, 3], [4]), 2, torch.arange(4), Sampling(max_tokens=10))
     assert engine.clock.now() == pytest.approx(10 * 0.5 + 0.01 * 8) and (engine.steps, engine.brought) == (10, 8)
-    call = engine.stream.submit(prompts([1, 2, 3]), 1, torch.arange(1), Sampling(max_tokens=10))
+    call = engine.stream.submit(SampleRequest(prompts([1, 2, 3]), 1, torch.arange(1), Sampling(max_tokens=10)))
     for _ in range(4):
         engine.step()
     engine.stream.publish(lambda: None, 1, "interrupt")

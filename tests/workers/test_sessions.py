@@ -20,6 +20,7 @@ from flowrl.errors import CheckError, FlowError, ProgramError, RewardError, RunE
 from flowrl.testing import FakeEngine
 from flowrl.workers.decode_slots import DecodeSlots, counted_in
 from flowrl.workers.episodes import OUTCOMES
+from flowrl.workers.policy_calls import Answer
 
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
 
@@ -478,7 +479,7 @@ def test_tokens_that_differ_from_those_sampled_are_found(plain):
     from flowrl.workers.episodes import Episode, check_ids
 
     episode = Episode(None, "", [2, 3])
-    episode.act([4, 5], [-1.0, -1.0], [-1.0, -1.0], [0, 0])
+    episode.act(Answer([4, 5], [-1.0, -1.0], [-1.0, -1.0], [0, 0], 1.0, True))
     made = fl.Batch.of(
         1,
         response_ids=fl.Column.of([[4, 6]], dim="response", dtype="i32"),

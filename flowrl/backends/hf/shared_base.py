@@ -14,10 +14,11 @@ from ...workers.model_options import Build
 from ...workers.model_worker import SharedWeights
 from ...workers.weights.weight_boxes import Shard
 from . import adapters
-from .engine import HFEngine, open_net, prepared
+from .engine import HFEngine
 from .load import pick_dtypes
 from .net import Net
 from .parameters import Parameters, required
+from .prepare_model import open_net, prepared
 
 
 def base_of(source: HFEngine, build: Build) -> BaseEngine | str:

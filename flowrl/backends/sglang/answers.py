@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import Any
 
+from ...workers.model_options import Sampling
 from ...workers.streaming import Reason, SampledRow
 from .client import told
 from .draw import LOGPROBS
@@ -22,11 +23,11 @@ class NotFiniteRow(Exception):
 
 @dataclass(eq=False)
 class AskedRow:
-    """A row that a server has been asked for: ``AskedRow(1, 0, (5, 6), seed=7, start=0, limit=64, stops={2})``.
+    """A row that a server is asked for: ``AskedRow(1, 0, (5, 6), seed=7, start=0, limit=64, stops={2}, sampling=...)``.
 
     ``ids`` and ``logprobs`` are what is known of it so far, and ``aborting`` says that it was asked to end. ``label``
-    is that of the weights with which it began, and ``sure``, where others came meanwhile, how many tokens are of these.
-    ``kept``: what another engine had of it, whose tokens stand behind its prompt here.
+    is that of the weights with which it began, empty until it was sent, and ``sure``, where others came meanwhile, how
+    many tokens are of these. ``kept``: what another engine had of it, whose tokens stand behind its prompt here.
     """
 
     call: int
@@ -36,6 +37,7 @@ class AskedRow:
     start: int
     limit: int
     stops: frozenset[int]
+    sampling: Sampling
     ids: tuple[int, ...] = ()
     logprobs: list[tuple[float, float]] = field(default_factory=list)
     spans: tuple[tuple[str, int], ...] = ()
@@ -101,6 +103,12 @@ class AskedRow:
         """How many tokens it has of which the weights are known, those that are kept too."""
         here = len(self.ids) if self.sure is None else self.sure
         return here + (0 if self.kept is None else len(self.kept.ids))
+
+    def again(self, had: SampledRow) -> AskedRow:
+        """Return the row as it is asked for once more, to go on from the tokens that it had."""
+        new = had.ids[0 if self.kept is None else len(self.kept.ids) :]
+        place = (*self.prompt, *new), self.seed, self.start + len(new), self.limit - len(new)
+        return AskedRow(self.call, self.row, *place, self.stops, self.sampling, kept=had)
 
     def cut(self, versions: Mapping[str, int]) -> SampledRow:
         """Return the row as it would end now, with the tokens of which the weights are known."""

@@ -13,7 +13,6 @@ from typing import Any, NoReturn
 
 from ...errors import EngineLost, FlowError, RunError
 from ...workers.headway import make_headway
-from ...workers.model_options import Sampling
 from ...workers.streaming import FailedCall, SampledRow
 from .answers import AskedRow, NotFiniteRow, WrongRow
 from .client import Client, Refused, Stream, told
@@ -45,11 +44,11 @@ class Calls:
         self._lock = threading.Lock()
         self._heard = time.monotonic()
 
-    def begin(self, rows: Sequence[AskedRow], sampling: Sampling) -> None:
+    def begin(self, rows: Sequence[AskedRow]) -> None:
         """Send the rows of one call."""
         if not rows:
             return
-        call, said, newest = rows[0].call, asdict(sampling), next(reversed(self.labels))
+        call, said, newest = rows[0].call, asdict(rows[0].sampling), next(reversed(self.labels))
         for row in rows:
             row.label = newest
         body = {
@@ -168,6 +167,32 @@ class Calls:
                     self._tell_abort(row)
             found += self.take()
         return found
+
+    def settle(self) -> list[SampledRow | FailedCall]:
+        """Return what still comes, until all that the server was asked for is answered: then it has no rows."""
+        found: list[SampledRow | FailedCall] = []
+        end = time.monotonic() + self.client.patience
+        while self._asked:
+            if time.monotonic() > end:
+                self.lost(TimeoutError(f"call {next(iter(self._asked))} was to end"))
+            found += self.take()
+        return found
+
+    def release_memory(self) -> None:
+        """Have a server that was asked for nothing more give its memory back.
+
+        It dies of that while it is still at its last row, so its cache is emptied first, which it only refuses then.
+        """
+        end = time.monotonic() + self.client.patience
+        while True:
+            try:
+                self.ask("/flush_cache", {})
+                break
+            except Refused:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(LOOK)
+        self.ask("/release_memory_occupation", {})
 
     def give_up(self, row: AskedRow, *, sent: bool) -> SampledRow:
         """Take a row out with the tokens that are known here; the server ends it when it goes on."""

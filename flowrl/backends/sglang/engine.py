@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,29 +17,20 @@ from ...errors import DataError, EngineLost, ModelError, RunError
 from ...placement.backends import backend
 from ...workers.engine import Published
 from ...workers.model_options import Build, Sampled, Sampling
-from ...workers.streaming import FailedCall, SampledRow, check_kept, gathered
-from ..continuous import check_lengths
+from ...workers.streaming import FailedCall, SampledRow, SampleRequest, gathered
+from ...workers.weights.offloaded import Offloaded
+from ..continuous import asleep, check_lengths
 from ..hf import engine as reference
 from ..hf.finite import check_finite, not_finite
 from ..mirror import Mirrored, check_build, open_mirror
 from ..probe import TOLERANCE, expected, probe_rows
 from .answers import AskedRow
 from .calls import Calls
-from .client import Client
-from .process import ServerProcess, free_port, installed
+from .process import installed
 from .proof import check_probe, check_sums, sums
+from .serving import Serving
 from .versions import check_version
 from .weight_file import WeightFile
-
-START_SECONDS = 900.0
-#: The environment variable with the key of a server of ``url:``.
-KEY = "FLOWRL_SGLANG_KEY"
-#: What a server of ``url:`` has to be started with, by its name among the server's arguments.
-NEEDED = {
-    "enable_custom_logit_processor": "--enable-custom-logit-processor",
-    "disable_overlap_schedule": "--disable-overlap-schedule",
-    "skip_tokenizer_init": "--skip-tokenizer-init",
-}
 
 
 def open_engine(build: Build) -> SGLangEngine:
@@ -62,6 +51,9 @@ class SGLangEngine(Mirrored):
     and saved as those of the reference engine; the server reads them as a file. A token depends on its row's seed and
     its place alone: rows are those of the reference engine, save rounding. Rows run on the server by themselves: a step
     waits a moment for those that have ended.
+
+    Asleep there is no server, or one that has given its memory back. It comes back with the next publish, or before the
+    next token.
     """
 
     #: What a publish may do while rows run.
@@ -73,20 +65,32 @@ class SGLangEngine(Mirrored):
         self._submitted = 0
         self._paused = self._server_paused = False
         self._version = 0
-        self._held: list[tuple[list[AskedRow], Sampling]] = []  # that came in a pause
+        self._held: list[list[AskedRow]] = []  # calls that are not sent: they came in a pause, or rest from a sleep
         self._found: list[SampledRow | FailedCall] = []  # of streamed calls, not told yet
         self._unproven: Callable[[], None] | None = None
         self._sums: Mapping[str, str] = {}
         self._file = WeightFile({s.name: s.tensor for s in mirror.shards()})
         for name, weight in mirror.net.model.named_parameters():
             weight.data = self._file.views[name]
+        self.offloaded: Offloaded | None = None  # what is out of memory while it sleeps
+        self._emptied = False  # there is no server with weights since it slept
         self._vocab = mirror.net.config.vocab_size
         self._probe = probe_rows(self._vocab, self.positions)
         self._folder = tempfile.TemporaryDirectory(prefix="flowrl-sglang-")
         self._write_folder(Path(self._folder.name))
-        self.process: ServerProcess | None = None
+        opened = {
+            "folder": self._folder.name,
+            "dtype": self._dtype,
+            "positions": self.positions,
+            "kv_tokens": self._kv_tokens(),
+            "rows": options["rows"],
+            "prefix_cache": options["prefix_cache"],
+        }
+        self.server = Serving(options, opened, type(mirror.net.model).__name__)
         try:
-            self._open()
+            self.calls = Calls(self.server.start(), self.server.ended, self._vocab, ours=not self.server.url)
+            self.calls.not_finite = lambda what: not_finite(what, self.mirror.parameters)
+            self.server.look(self.calls.client)
         except BaseException:
             self.close()
             raise
@@ -99,78 +103,22 @@ class SGLangEngine(Mirrored):
         config.save_pretrained(folder)
         (folder / "model.safetensors").symlink_to(self._file.path)
 
-    def _open(self) -> None:
-        """Start a server, or find that of ``url:``, and see that it does what is needed."""
-        url, key, patience = self.options["url"], os.environ.get(KEY, ""), float(self.options["patience"])
-        if not url:
-            key, port = secrets.token_hex(16), free_port()
-            url = f"http://127.0.0.1:{port}"
-            self.process = ServerProcess(
-                self.options["python"] or sys.executable,
-                {
-                    "folder": self._folder.name,
-                    "host": "127.0.0.1",
-                    "port": port,
-                    "key": key,
-                    "dtype": self._dtype,
-                    "positions": self.positions,
-                    "kv_tokens": self._kv_tokens(),
-                    "rows": self.options["rows"],
-                    "prefix_cache": self.options["prefix_cache"],
-                },
-            )
-        client = Client(url, key, patience)
-        self.calls = Calls(client, self._process_ended, self._vocab, ours=self.process is not None)
-        self.calls.not_finite = lambda what: not_finite(what, self.mirror.parameters)
-        if self.process is not None:
-            self._wait(client)
-        try:
-            self._server = client.ask("/server_info")
-            model = client.ask("/model_info")
-        except (OSError, RunError) as error:
-            how = error.what if isinstance(error, RunError) else str(error)
-            fix = f"Start it, and put its key into {KEY}."
-            raise ModelError(f"The server of SGLang at {url} does not answer: {how}", fix=fix) from error
-        check_version(str(self._server.get("version")))
-        if lacking := [flag for name, flag in NEEDED.items() if not self._server.get(name)]:
-            fix = f"Start it with {' '.join(lacking)}."
-            raise ModelError(f"The server of SGLang at {url} runs without what flowrl needs.", fix=fix)
-        ours = [type(self.mirror.net.model).__name__]
-        if model.get("architectures") != ours:
-            what = f"The server of SGLang at {url} has a model of {model.get('architectures')}; here it is {ours}."
-            raise ModelError(what, fix="Start it with the model of the worker.")
-
-    def _wait(self, client: Client) -> None:
-        """Wait until the server that was started answers. Raises ModelError where it does not."""
-        assert self.process is not None, "a server of url: is there"
-        end = time.monotonic() + START_SECONDS
-        while True:
-            if how := self.process.ended(0.5):
-                raise ModelError(f"SGLang does not start. {how}", fix="See what it says above.")
-            with suppress(OSError, RunError):
-                client.ask("/model_info", seconds=5)
-                return
-            if time.monotonic() > end:
-                what = f"SGLang does not start in {START_SECONDS:g} s.{self.process.written()}"
-                raise ModelError(what, fix="See what it says above.")
-
-    def _process_ended(self, seconds: float) -> str | None:
-        return self.process.ended(seconds) if self.process is not None else None
-
-    def _kv_tokens(self) -> int:
-        """How many tokens' keys and values ``kv_cache`` takes, and at least those of one row."""
+    def _kv_bytes(self) -> int:
+        """How many bytes the keys and values of a token take."""
         config = self.mirror.net.config
         head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        size = 2 * config.num_hidden_layers * config.num_key_value_heads * head * self.mirror.net.compute.itemsize
+        return 2 * config.num_hidden_layers * config.num_key_value_heads * head * self.mirror.net.compute.itemsize
+
+    def _kv_tokens(self) -> int:
+        """How many tokens' keys and values ``kv_cache`` takes, and at most those of all rows."""
         most = self.options["rows"] * (self.positions or 1 << 20)
-        return min(int(self.options["kv_cache"] * (1 << 30)) // size, most)
+        return min(int(self.options["kv_cache"] * (1 << 30)) // self._kv_bytes(), most)
 
     def close(self) -> None:
         """End its server, where it has started one."""
         if hasattr(self, "calls"):
             self.calls.close()
-        if self.process is not None:
-            self.process.close()
+        self.server.close()
         self._folder.cleanup()
 
     # -- rows ---------------------------------------------------------------------------------------------------------
@@ -181,7 +129,9 @@ class SGLangEngine(Mirrored):
         """``n`` responses to each prompt; see :func:`flowrl.backends.hf.generation.generate.generate`."""
         if self._paused:
             raise RunError("The engine is paused.", fix="Call resume() first.")
-        call, rows = self._begin(prompts, n, seeds, sampling, starts), []
+        if self.offloaded is not None:
+            raise asleep()
+        call, rows = self.submit(SampleRequest(prompts, n, seeds, sampling, starts)), []
         while len(rows) < len(seeds):
             for found in self.calls.take():
                 if found.call != call:
@@ -194,58 +144,45 @@ class SGLangEngine(Mirrored):
         check_finite("log-probabilities of sampled tokens", made.rollout_logprobs.values, self.mirror.parameters)
         return made
 
-    def _begin(
-        self,
-        prompts: Column,
-        n: int,
-        seeds: Tensor,
-        sampling: Sampling,
-        starts: Tensor | None,
-        kept: Sequence[SampledRow] = (),
-    ) -> int:
+    # -- rows one by one; see flowrl.workers.streaming.Streams --------------------------------------------------------
+
+    def submit(self, request: SampleRequest) -> int:
         """Send a call, or hold it in a pause; return its number. The server takes tokens that are kept as prompt."""
+        sampling = request.sampling
+        if self.offloaded is not None:
+            raise asleep()
         if sampling.support:
             raise RunError("SGLang does not record which tokens could be drawn.", fix="Leave support=True out.")
-        most, before = check_lengths(self.positions, prompts.lengths), check_kept(kept, len(seeds), sampling)
+        most, before = check_lengths(self.positions, request.prompts.lengths), request.kept_rows()
         stops = frozenset({*self.mirror.eos_ids, *sampling.stop})
-        texts = [tuple(row.tolist()) for row in prompts]
+        texts = [tuple(row.tolist()) for row in request.prompts]
         for number, text in enumerate(texts):
             if wrong := [token for token in text if not 0 <= token < self._vocab]:
                 what = f"The prompt of row {number} has the token {wrong[0]}; the model has {self._vocab}."
                 raise DataError(what, fix="Use the model's own tokenizer.")  # a server dies of it
-        if not self.publishes:
-            self._publish()
+        if not self.publishes or self._emptied:
+            self._bring_back()
         self._submitted += 1
         call, rows = self._submitted, []
-        firsts = [0] * len(seeds) if starts is None else starts.tolist()
-        for row, (seed, start) in enumerate(zip(seeds.tolist(), firsts, strict=True)):
-            text, had = texts[row // n], before.get(row)
+        for row, (seed, start) in enumerate(zip(request.seeds.tolist(), request.row_starts, strict=True)):
+            text, had = texts[row // request.n], before.get(row)
             if had is not None and had.reason != "aborted":
                 continue
             limit = sampling.max_tokens if most is None else min(sampling.max_tokens, most - len(text))
             ids = () if had is None else had.ids
             asked = (*text, *ids), seed, start + len(ids), limit - len(ids)
-            rows.append(AskedRow(call, row, *asked, stops, kept=had))
+            rows.append(AskedRow(call, row, *asked, stops, sampling, kept=had))
         self.calls.rows.update({(call, row.row): row for row in rows})
-        if self._paused:
-            self._held.append((rows, sampling))
-        else:
-            self.calls.begin(rows, sampling)
+        self._held.append(rows)
+        self._send_held()
         return call
 
-    # -- rows one by one; see flowrl.workers.streaming.Streams --------------------------------------------------------
-
-    def submit(
-        self,
-        prompts: Column,
-        n: int,
-        seeds: Tensor,
-        sampling: Sampling,
-        starts: Tensor | None = None,
-        kept: Sequence[SampledRow] = (),
-    ) -> int:
-        """Begin a call whose rows leave one by one."""
-        return self._begin(prompts, n, seeds, sampling, starts, kept)
+    def _send_held(self) -> None:
+        """Send the calls that wait, unless they have to go on waiting."""
+        if not self._paused and self.offloaded is None and not self._emptied:
+            held, self._held = self._held, []
+            for rows in held:
+                self.calls.begin(rows)
 
     def tokens_since(self, known: Mapping[int, Mapping[int, int]]) -> list[SampledRow]:
         """Return what rows have got, as far as the server has told of it and the weights are known."""
@@ -253,7 +190,9 @@ class SGLangEngine(Mirrored):
 
     def step(self) -> list[SampledRow | FailedCall]:
         """Return what has ended, after a moment at most."""
-        if not self._paused and self.calls.rows and not self._found:
+        if not self._paused and self.offloaded is None and self.calls.rows and not self._found:
+            if self._emptied:
+                self._bring_back()
             self._found += self.calls.take()
         found, self._found = self._found, []
         return found
@@ -270,20 +209,22 @@ class SGLangEngine(Mirrored):
         """
         numbers = [row for c, row in self.calls.rows if c == call] if rows is None else dict.fromkeys(rows)
         wanted = [self.calls.rows[call, row] for row in numbers if (call, row) in self.calls.rows]
+        unsent = [row for held in self._held for row in held if row in wanted]
+        self._held = [[row for row in held if row not in unsent] for held in self._held]
+        ended = [self.calls.give_up(row, sent=False) for row in unsent]
+        wanted = [row for row in wanted if row not in unsent]
         if self._paused:
-            unsent = {id(row) for held, _ in self._held for row in held}
-            self._held = [([row for row in held if row not in wanted], how) for held, how in self._held]
-            return [self.calls.give_up(row, sent=id(row) not in unsent) for row in wanted]
+            ended += [self.calls.give_up(row, sent=True) for row in wanted]
+            wanted = []
         keys = {(row.call, row.row) for row in wanted}
-        found, ended = self.calls.abort(wanted), []
-        for each in found:
+        for each in self.calls.abort(wanted):
             aborted = isinstance(each, SampledRow) and each.reason == "aborted" and (each.call, each.row) in keys
             (ended if aborted else self._found).append(each)
         return sorted(ended, key=lambda row: row.row)
 
     def pause(self) -> None:
         """Make no tokens until :meth:`resume`, so that weights may be written."""
-        if not self._paused and self.calls.rows:
+        if not self._paused and any(row.label for row in self.calls.rows.values()):
             self.calls.ask("/pause_generation", {"mode": "in_place"})
             self._server_paused = True
         self._paused = True
@@ -294,31 +235,80 @@ class SGLangEngine(Mirrored):
             self._version = version
             if self.calls.labels:
                 self.calls.labels[self._label] = version
+        if self._server_paused and version is not None and not keep_cache:
+            self.calls.ask("/pause_generation", {"mode": "retract"})
+            self.calls.ask("/flush_cache", {})
+        self._paused = False
+        self._go_on()
+        self._send_held()
+
+    def _go_on(self) -> None:
+        """Have a server that is paused go on, and prove what was published in the pause."""
         if self._server_paused:
-            if version is not None and not keep_cache:
-                self.calls.ask("/pause_generation", {"mode": "retract"})
-                self.calls.ask("/flush_cache", {})
             self.calls.ask("/continue_generation", {"torch_empty_cache": False})
-        self._paused = self._server_paused = False
+            self._server_paused = False
         prove, self._unproven = self._unproven, None
         if prove is not None:
             prove()
-        held, self._held = self._held, []
-        for rows, sampling in held:
-            self.calls.begin(rows, sampling)
 
     # -- memory -------------------------------------------------------------------------------------------------------
 
-    def release_memory(self) -> None:
-        """Have the server give its memory for keys, values and weights to others. RunError while rows run."""
-        if self.calls.rows:
-            raise RunError(f"SGLang cannot release its memory while {len(self.calls.rows)} rows run.")
-        self.calls.ask("/release_memory_occupation", {})
+    def sleep(self) -> int:
+        """Leave memory to others: the weights here, and what the server holds of them, of keys and of values.
 
-    def resume_memory(self) -> None:
-        """Have it take its memory back, and publish the weights again: what was released is lost."""
-        self.calls.ask("/resume_memory_occupation", {})
-        self._publish()
+        A server that gives its memory back does that, and one that was started here and does not is ended. Rows that
+        run keep the tokens that they have, and go on from these. Returns the bytes; 0 where it sleeps already. Raises
+        RunError for a server of ``url:`` that keeps its memory.
+        """
+        if self.offloaded is not None:
+            return 0
+        if self.server.url and not self.server.gives_memory_back:
+            raise RunError(
+                f"The server of SGLang at {self.server.url} keeps its memory, which somebody else needs.",
+                fix="Start it with --enable-memory-saver, or place it in a pool of its own.",
+            )
+        freed = 0
+        if not self._emptied:
+            self._rest()
+            freed = self._file.size + self._kv_tokens() * self._kv_bytes()
+            if self.server.gives_memory_back:
+                self.calls.release_memory()
+            else:
+                self.server.close()
+            self._emptied = True
+        offloaded = Offloaded(self.state_shards())
+        offloaded.take(self._file.views.values(), self._file.empty)
+        self.offloaded = offloaded
+        return freed + offloaded.bytes
+
+    def wake(self) -> int:
+        """Take the memory of the weights here back. The server's comes with the next publish, or before its next token.
+
+        Returns the bytes; 0 where it is awake.
+        """
+        if self.offloaded is None:
+            return 0
+        size = self.offloaded.bring_back()
+        self.offloaded = None
+        return size
+
+    def _rest(self) -> None:
+        """Take all rows out of the server. Those that have not ended go on later from the tokens that they have."""
+        held = {(row.call, row.row) for rows in self._held for row in rows}
+        running = {key: row for key, row in self.calls.rows.items() if key not in held}
+        resting: dict[int, list[AskedRow]] = {}
+        for call in dict.fromkeys(call for call, _ in running):
+            for row in self.abort(call, [number for of, number in running if of == call]):
+                resting.setdefault(call, []).append(running[call, row.row].again(row))
+        self._go_on()  # where it is paused it ends them now
+        self._found += self.calls.settle()
+        self.calls.rows.update({(row.call, row.row): row for rows in resting.values() for row in rows})
+        self._held += resting.values()
+
+    def _bring_back(self) -> None:
+        """Have a server with the weights that lie here, and send it what waits."""
+        self._load()
+        self._send_held()
 
     # -- weights ------------------------------------------------------------------------------------------------------
 
@@ -327,17 +317,31 @@ class SGLangEngine(Mirrored):
         return f"{self._name}.{self.publishes}"
 
     def _publish(self) -> None:
-        """Have the server take the weights as they are here. Raises RunError where it does not compute with them after.
-
-        In a pause of the server it cannot compute: the probe then comes as it goes on, before any row is handed out.
-        """
+        """Have the server take the weights that were written here. Raises RunError as :meth:`_load`."""
+        if self.offloaded is not None:
+            raise asleep()
         if self.calls.rows and not self._paused:
             raise RunError(
                 f"The weights were written while {len(self.calls.rows)} rows were being sampled with them.",
                 fix="Call pause() before they are written and resume(version) after.",
             )
+        self._load()
+
+    def _load(self) -> None:
+        """Have the server take the weights as they are here. Raises RunError where it does not compute with them after.
+
+        In a pause of the server it cannot compute: the probe then comes as it goes on, before any row is handed out.
+        """
+        if self._emptied:
+            if self.server.gives_memory_back:
+                self.calls.ask("/resume_memory_occupation", {})
+            else:
+                self.calls.client = self.server.start()
+                self.server.look(self.calls.client)
+            self._emptied, self._sums = False, {}
         for row in self.calls.rows.values():
-            row.sure = len(row.ids) if row.sure is None else row.sure
+            if row.label and row.sure is None:
+                row.sure = len(row.ids)
         self.publishes += 1
         what = f"publish {self.publishes} of {self.build.model.title}"
         began = time.monotonic()
@@ -367,7 +371,7 @@ class SGLangEngine(Mirrored):
 
     def _check_sums(self, what: str) -> None:
         """Hold the sums of the server's weights against those here. On a GPU they are others, and are not looked at."""
-        if self._server.get("device") != "cpu":
+        if self.server.info.get("device") != "cpu":
             return
         (rank,) = self.calls.ask("/weights_checker", {"action": "checksum"})["ranks"]
         here = sums(self.mirror.plain_weights(), backend("sglang").layout.fused)

@@ -43,6 +43,10 @@ class WeightFile:
             self.views[name] = part.view(weight.dtype).view(weight.shape).copy_(weight)
             begin += weight.nbytes
 
+    def empty(self) -> None:
+        """Give the memory back to the system: the file is zeros until all of it is written again."""
+        self._memory.empty(self._bytes)
+
     @property
     def path(self) -> Path:
         """Where a process of the same user finds it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from typing import Any, cast
 
@@ -21,7 +21,7 @@ from ...placement.model.rank_parameters import parameters_of
 from ...placement.model.weight_layout import Layout
 from ...workers.engine import Published
 from ...workers.model_options import Build, Sampled, Sampling
-from ...workers.streaming import FailedCall, PrefixTokens, SampledRow, Streams, check_kept, gathered
+from ...workers.streaming import FailedCall, PrefixTokens, SampledRow, SampleRequest, Streams, gathered
 from ...workers.tokens.row_support import CallSupport
 from ...workers.weights.offloaded import Offloaded
 from ...workers.weights.weight_boxes import Sums, sums
@@ -125,30 +125,29 @@ class VLLMEngine(Mirrored):
         self, prompts: Column, n: int, seeds: Tensor, sampling: Sampling, starts: Tensor | None = None
     ) -> Sampled:
         """``n`` responses to each prompt; see :func:`flowrl.backends.hf.generation.generate.generate`."""
-        said = self._asked(prompts, n, seeds, sampling, starts)
+        said = self._asked(SampleRequest(prompts, n, seeds, sampling, starts))
         rows = [from_message(row) for row in self.child.ask("generate", len(seeds), **said)]
         found = gathered(rows, sampling)
         check_finite("log-probabilities of sampled tokens", found.rollout_logprobs.values, self.mirror.parameters)
         return found
 
-    def _asked(
-        self, prompts: Column, n: int, seeds: Tensor, sampling: Sampling, starts: Tensor | None
-    ) -> dict[str, Any]:
+    def _asked(self, request: SampleRequest) -> dict[str, Any]:
         """Return what vLLM's process is told of a call."""
         if self.offloaded is not None:
             raise asleep()
         if not self.publishes or self._emptied:
             self._publish()
+        prompts, sampling = request.prompts, request.sampling
         most = check_lengths(self.positions, prompts.lengths)
         limits = torch.full_like(prompts.lengths, sampling.max_tokens)
         if most is not None:
             limits = limits.minimum(most - prompts.lengths)
         return {
             "prompts": [row.tolist() for row in prompts],
-            "n": n,
-            "seeds": seeds.tolist(),
-            "starts": [0] * len(seeds) if starts is None else starts.tolist(),
-            "limits": limits.repeat_interleave(n).tolist(),
+            "n": request.n,
+            "seeds": request.seeds.tolist(),
+            "starts": request.row_starts,
+            "limits": limits.repeat_interleave(request.n).tolist(),
             "sampling": asdict(sampling),
             "stops": sorted({*self.mirror.eos_ids, *sampling.stop}),
         }
@@ -258,21 +257,13 @@ class WholeVLLMEngine(VLLMEngine):
         """How many rows get a token in a step, at most."""
         return self.options["rows"]
 
-    def submit(
-        self,
-        prompts: Column,
-        n: int,
-        seeds: Tensor,
-        sampling: Sampling,
-        starts: Tensor | None = None,
-        kept: Sequence[SampledRow] = (),
-    ) -> int:
+    def submit(self, request: SampleRequest) -> int:
         """Begin a call whose rows leave one by one."""
-        before = check_kept(kept, len(seeds), sampling)
-        asked = self._asked(prompts, n, seeds, sampling, starts)
+        before, sampling = request.kept_rows(), request.sampling
+        asked = self._asked(request)
         (said,) = self.child.ask("submit", 1, **asked, kept=[as_message(row) for row in before.values()])
-        recorded = CallSupport(len(seeds)) if sampling.support else None
-        for row in range(len(seeds)):
+        recorded = CallSupport(request.rows) if sampling.support else None
+        for row in range(request.rows):
             had = before.get(row)
             if had is None or had.reason == "aborted":
                 heard = RunningRow(said["call"], row, (), 0, 0, 0, sampling, frozenset(), recorded)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import WorkerError, near
 from ...workers.base import Opening
+from ..opened_once import opened_once
 from ..tool_calls import read_tool_calls
 from ..tools import fits
 from .event_loop import start_loop
@@ -109,7 +110,7 @@ class AviaryEnvironment(SteppedEnvironment):
             loop.call_soon_threadsafe(loop.stop)
         super().close()
 
-    @cached_property
+    @opened_once
     def _loop(self) -> asyncio.AbstractEventLoop:
         """The loop in which all environments run, as they may share clients among them."""
         return start_loop("flowrl-aviary")
@@ -117,7 +118,7 @@ class AviaryEnvironment(SteppedEnvironment):
     async def _there(self, running: Coroutine[Any, Any, Any]) -> Any:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(running, self._loop))
 
-    @cached_property
+    @opened_once
     def _made(self) -> Any:
         return self.make()
 
@@ -129,7 +130,7 @@ class AviaryEnvironment(SteppedEnvironment):
         env = data.get_new_env_by_idx(place)
         return copy.deepcopy(env) if isinstance(data, _package(self).EnvsTaskDataset) else env
 
-    @cached_property
+    @opened_once
     def _begun(self) -> list[tuple[list[dict[str, Any]], list[dict[str, Any]]]]:
         """What each task says first, and its tools."""
         data = self._made

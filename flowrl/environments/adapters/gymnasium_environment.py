@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from ...errors import WorkerError
+from ..opened_once import opened_once
 from .packages import import_package
 from .stepped_environment import SteppedEnvironment
 from .vector_seats import Seat, VectorSeats, first_observations
@@ -184,7 +185,7 @@ class GymnasiumEnvironment(SteppedEnvironment):
 
     # -- vector environments ------------------------------------------------------------------------------------------
 
-    @cached_property
+    @opened_once
     def _seats(self) -> VectorSeats:
         return VectorSeats(self.make_vec)
 

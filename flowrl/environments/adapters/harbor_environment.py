@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from ...errors import WorkerError
 from ...workers.base import Opening
 from ..environment import Environment, State
 from ..hooks import reward, stop
+from ..opened_once import opened_once
 from ..verify.commands import Files, Ran, run_command, text_of
 from ..verify.sandbox import Limits
 from .harbor_tasks import HarborTask, places_of, read_tasks
@@ -107,7 +107,7 @@ class HarborEnvironment(Environment):
         total, scores = await super()._graded(state)
         return total, {**state.rewards, **scores}  # type: ignore[attr-defined]
 
-    @cached_property
+    @opened_once
     def _tasks(self) -> dict[str, HarborTask]:
         if not self.folder or not Path(self.folder).is_dir():
             fix = "Name a folder with a task.toml, or one whose folders have that."

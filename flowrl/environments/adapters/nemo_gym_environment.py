@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -17,6 +16,7 @@ from ...workers.episodes import GraderFailed
 from ..gateway import responses
 from ..gateway.agents import Task
 from ..gateway.requests import Refused
+from ..opened_once import opened_once
 from .nemo_gym_server import ResourcesServer, offered
 from .package_rollouts import PackageRollouts
 
@@ -77,7 +77,7 @@ class NeMoGymEnvironment(PackageRollouts):
 
     # -- what is there ------------------------------------------------------------------------------------------------
 
-    @cached_property
+    @opened_once
     def _paths(self) -> list[str]:
         """What the server can be asked. Raises WorkerError where none is there, or another one."""
         who = type(self).__name__

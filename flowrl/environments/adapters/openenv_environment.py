@@ -7,11 +7,11 @@ import json
 import re
 import weakref
 from collections.abc import Coroutine, Iterable, Mapping
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ...errors import WorkerError
 from ...workers.base import Opening
+from ..opened_once import opened_once
 from .event_loop import start_loop
 from .packages import import_package
 from .stepped_environment import SteppedEnvironment
@@ -118,7 +118,7 @@ class OpenEnvEnvironment(SteppedEnvironment):
 
     # -- sessions -----------------------------------------------------------------------------------------------------
 
-    @cached_property
+    @opened_once
     def _loop(self) -> asyncio.AbstractEventLoop:
         """The loop that the sockets of all sessions belong to."""
         return start_loop("flowrl-openenv")
@@ -130,7 +130,7 @@ class OpenEnvEnvironment(SteppedEnvironment):
     def _client(self) -> Any:
         return import_package("openenv.core", extra="openenv", asks=self).GenericEnvClient(base_url=self.url)
 
-    @cached_property
+    @opened_once
     def _sessions(self) -> set[Any]:
         """The clients whose sessions are open."""
         return set()

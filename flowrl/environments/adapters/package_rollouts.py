@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABCMeta, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from ...workers.sessions import CodeFailed, OutOfTime
@@ -14,19 +15,19 @@ if TYPE_CHECKING:
     from ...workers.game import Game
 
 
-class PackageRollouts(AgentEnvironment):
+class PackageRollouts(AgentEnvironment, metaclass=ABCMeta):
     """Base of adapters whose ``agent`` plays an episode; ``state.result`` is what it leaves behind.
 
     An agent that a limit cuts off is answered with status 410, and gives what it has.
     """
 
+    @abstractmethod
     def _failure(self, result: Any, *, cut: bool) -> Exception | None:
         """What failed in an episode, and neither the policy nor a limit that has ``cut`` it is to blame for."""
-        raise NotImplementedError(f"the adapter {type(self).__name__} does not say what failed in an episode")
 
+    @abstractmethod
     def _stopped_by(self, result: Any) -> str | None:
         """The name of the end of an episode."""
-        raise NotImplementedError(f"the adapter {type(self).__name__} does not say how an episode ended")
 
     async def _calls(self, game: Game, i: int, episode: Episode, play: Any) -> None:
         late: OutOfTime | None = None

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Mapping
-from functools import cached_property
 from typing import Any
 
 from ...errors import WorkerError, near
 from ..environment import Environment
 from ..hooks import reward
+from ..opened_once import opened_once
 from .packages import import_package
 
 
@@ -61,7 +61,7 @@ class ReasoningGymEnvironment(Environment):
         """What the data set gives for the answer."""
         return float(self._made.score_answer(answer=self.read(response), entry=ast.literal_eval(entry)))
 
-    @cached_property
+    @opened_once
     def _made(self) -> Any:
         return self.make()
 

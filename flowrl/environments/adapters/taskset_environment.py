@@ -7,13 +7,13 @@ import itertools
 import os
 import sys
 from collections.abc import Iterable, Mapping
-from functools import cached_property
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ...errors import WorkerError
 from ...workers.base import Opening
 from ..gateway.agents import Task
+from ..opened_once import opened_once
 from .packages import import_package
 from .verifiers_rollouts import VerifiersRollouts, failure_named
 
@@ -89,16 +89,16 @@ class TasksetEnvironment(VerifiersRollouts):
         self._served = self._wait_for(_enter(self._made))
 
     def close(self) -> None:
-        served = self.__dict__.pop("_served", None)
+        served = vars(self).pop("_served", None)
         if served is not None:
             self._wait_for(_leave(*served))
         super().close()
 
-    @cached_property
+    @opened_once
     def _made(self) -> Any:
         return self.make()
 
-    @cached_property
+    @opened_once
     def _tasks(self) -> list[Any]:
         view = self._made.taskset
         if not view.bounded and self.tasks is None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ...errors import WorkerError
 from ...workers.base import Opening
 from ..gateway.agents import Task
+from ..opened_once import opened_once
 from .verifiers_rollouts import VerifiersRollouts, failure_named
 
 if TYPE_CHECKING:
@@ -59,15 +59,15 @@ class VerifiersEnvironment(VerifiersRollouts):
         super().open(opening)
         _ = self._made, self._clients  # before several threads ask for them
 
-    @cached_property
+    @opened_once
     def _made(self) -> Any:
         return self.make()
 
-    @cached_property
+    @opened_once
     def _examples(self) -> Any:
         return getattr(self._made, _SPLITS[self.split])()
 
-    @cached_property
+    @opened_once
     def _clients(self) -> Callable[[Task], Any]:
         """What makes a client of verifiers for the key of an episode; all share their connections."""
         from openai import AsyncOpenAI

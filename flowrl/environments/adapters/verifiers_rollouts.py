@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from functools import cached_property
 from typing import Any
 
 from ...workers.base import Opening
+from ..opened_once import opened_once
 from .event_loop import start_loop
 from .package_rollouts import PackageRollouts
 
@@ -24,12 +24,12 @@ class VerifiersRollouts(PackageRollouts):
         _ = self._loop  # before several threads ask for it
 
     def close(self) -> None:
-        loop = self.__dict__.pop("_loop", None)
+        loop = vars(self).pop("_loop", None)
         if loop is not None:
             loop.call_soon_threadsafe(loop.stop)
         super().close()
 
-    @cached_property
+    @opened_once
     def _loop(self) -> asyncio.AbstractEventLoop:
         """The loop in which all rollouts run, as an environment may share clients and locks among them."""
         return start_loop("flowrl-verifiers")

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ModelError, WorkerError
 from ...graph.script.site import defined_at
 from ...workers.episodes import Episode
 from ...workers.policy_calls import Answer, Ask
-from ...workers.sessions import CodeFailed, sampled
+from ...workers.sessions import CodeFailed
+from ...workers.tokens.row_support import RowSupport
 from ...workers.user_code.code_calls import CodeCall
 from ..chat import ids_behind
 from ..environment import Environment, Message, State
+from ..opened_once import opened_once
 from ..tool_calls import MARKS, read_tool_calls
 from .agents import Task, run_program, start_agent
 from .call_tree import Call, CallTree
@@ -97,7 +99,7 @@ class AgentEnvironment(Environment):
         if gateway is not None:
             gateway.close()
 
-    @cached_property
+    @opened_once
     def _gateway(self) -> Gateway:
         return Gateway()
 
@@ -166,7 +168,7 @@ class AgentEnvironment(Environment):
             if asked is not None:
                 most = min([asked, *(each for each in (most, game.own_most) if each is not None)])
             call.begun = Begun(secrets.token_hex(8), len(ids), play.text_of)
-            answer = await sampled(Ask(i, ids, game.seeds[i], play.used, most, call))
+            answer = await game.sampled(Ask(i, ids, game.seeds[i], play.used, most, call))
             play.used += len(answer.ids)
             episode.full = limits.tokens is not None and play.used >= limits.tokens
             if call.is_gone:
@@ -241,7 +243,8 @@ class AgentEnvironment(Environment):
         episode.wasted += play.used - len(episode.sampled)
         for leaf in tree.leaves if branches else ():
             if leaf is not main:
-                episode.branches.append(branch := Episode(None, "", []))
+                support = None if episode.support is None else RowSupport()
+                episode.branches.append(branch := Episode(None, "", [], support=support))
                 _lay(leaf.chain, branch, trained)
 
 
@@ -251,10 +254,9 @@ def _lay(chain: Sequence[Call], episode: Episode, trained: set[Call]) -> None:
     for n, call in enumerate(chain):
         answer = call.answer
         for ids in (call.before if n else [], answer.ids if call in trained else []):
-            none = [0.0] * len(ids)
-            episode._append(ids, -1, none, none, [0] * len(ids))
+            episode.add_context(ids)
         if call not in trained:
-            episode.act(answer.ids, answer.rollout_logprobs, answer.sampling_logprobs, answer.versions)
+            episode.act(answer)
         trained.add(call)
         episode.turn_states.append(0)
         episode.turn_rewards.append(0.0)
@@ -269,15 +271,7 @@ def _until(answer: Answer, stops: Sequence[str], tokenizer: Any) -> tuple[Answer
     while not any(stop in (said := tokenizer.decode(answer.ids[:count], skip_special_tokens=True)) for stop in stops):
         count += 1
     before = said[: min(said.index(stop) for stop in stops if stop in said)]
-    kept = replace(
-        answer,
-        ids=answer.ids[:count],
-        rollout_logprobs=answer.rollout_logprobs[:count],
-        sampling_logprobs=answer.sampling_logprobs[:count],
-        versions=answer.versions[:count],
-        stopped=True,
-    )
-    return kept, before, True
+    return answer.until(count), before, True
 
 
 def _read(said: str, request: Request) -> tuple[str, list[dict[str, Any]]]:

@@ -37,6 +37,7 @@ def op(
     marks: Callable[[CallShape], Mapping[str, Marks]] | None = None,
     owner: str = "",
     children: str = "",
+    joins: bool = False,
 ) -> Declare: ...
 def op(
     fn: Any = None,
@@ -51,6 +52,7 @@ def op(
     marks: Callable[[CallShape], Mapping[str, Marks]] | None = None,
     owner: str = "",
     children: str = "",
+    joins: bool = False,
 ) -> Any:
     """Declare a method of a worker, or a function, as an op.
 
@@ -71,6 +73,8 @@ def op(
             the trace; the columns that it returns have marks of their own.
         owner: name of the library it belongs to, for functions outside a worker.
         children: a parameter that takes a batch whose rows were made of those of the first one.
+        joins: what it asks of a worker whose handle it takes joins that worker's engine row by row, each token with its
+            version: a publish may come in between, and other calls of the kind are beside it.
 
     The declaration is read at once: a wrong field type, row effect or cost raises WorkerError at the ``def``.
 
@@ -102,6 +106,7 @@ def op(
             returns=_returns(function, adds, rows, updates),
             pieces=pieces,
             children=children,
+            joins=joins,
             marks=marks,
         )
         object.__setattr__(declared, "__doc__", function.__doc__)

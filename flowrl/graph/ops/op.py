@@ -41,6 +41,7 @@ class Op:
     returns: str = "batch"  # batch | metrics | scalar | none; raw: whatever the function returns
     pieces: Pieces = False
     children: str = ""  # the parameter of a batch whose rows were made of those of the first one
+    joins: bool = False  # what it asks of a handle joins that worker's engine, row by row
     marks: Callable[[CallShape], Mapping[str, Marks]] | None = None
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:

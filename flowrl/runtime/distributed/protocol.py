@@ -5,25 +5,22 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ...batch import CallInfo, Column, Key
+from ...batch import CallInfo, Key
 from ...errors import LONGEST, FlowError, NotFinite, RunError, cut
 from ...graph.ops.op import Op
 from ...workers.base import Worker
 from ...workers.decode_slots import EngineSlots
 from ...workers.engine import Engine
-from ...workers.model_options import Build, Model, Sampling
+from ...workers.model_options import Build, Model
 from ...workers.model_worker import ModelWorker
-from ...workers.streaming import SampledRow
+from ...workers.streaming import SampledRow, SampleRequest
 from ...workers.tokens.tokenizer import Tokenizers
 from ...workers.user_code.failed_rewards import Failures
 from ..values.process_memory import ProcessMemory
 from ..values.remote_batch import Kind
 from .told_tokens import ToldTokens
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -77,11 +74,15 @@ class RankConfig:
 
 @dataclass(frozen=True)
 class Serving:
-    """Where the copy of a policy is that an environment calls: its ranks, and the version of its weights."""
+    """Where the copy of a policy is that an environment calls: its ranks, and the version of its weights.
+
+    ``follows``: publishes come while it is asked, and rows go on under their weights.
+    """
 
     name: str
     ranks: tuple[int, ...]
     version: int
+    follows: bool = False
 
 
 @dataclass(frozen=True)
@@ -100,14 +101,10 @@ class Offers:
 
 @dataclass(frozen=True)
 class Asked:
-    """A call for the engine of a policy: the arguments of ``generate``, and the number by which who asks knows it."""
+    """A call for the engine of a policy, and the number by which who asks knows it."""
 
     number: int
-    prompts: Column
-    n: int
-    seeds: Tensor
-    sampling: Sampling
-    starts: Tensor | None = None
+    request: SampleRequest
 
 
 @dataclass(frozen=True)
@@ -115,7 +112,10 @@ class Polled:
     """What has come of calls for the engine of a policy: ``Polled((row,), open=7, latest=2, first=0, steps=12)``.
 
     ``rows`` have ended, ``open`` are so many others, of the calls up to number ``latest``. ``first`` is how many steps
-    the engine had made when the first of these calls came, ``steps`` how many now.
+    the engine had made when the first of these calls came, ``steps`` how many now. ``version`` is that of the weights,
+    at which no row can be ahead of them, and ``kept_cache`` whether rows have kept keys and values through a publish,
+    where publishes come in between. ``grown`` are rows that somebody listens to, with the tokens alone that were not
+    known there.
     """
 
     rows: tuple[SampledRow, ...]
@@ -123,6 +123,9 @@ class Polled:
     latest: int
     first: int
     steps: int
+    version: int = 0
+    kept_cache: bool = False
+    grown: tuple[SampledRow, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -150,6 +153,11 @@ class RankCall:
     frees: tuple[int, ...] = ()
     policies: Mapping[str, Serving] = field(default_factory=dict[str, Serving])
     kept: ToldTokens | None = None
+
+    @property
+    def joins(self) -> bool:
+        """Whether others of the kind are beside it."""
+        return any(policy.follows for policy in self.policies.values())
 
 
 #: Those of :class:`flowrl.runtime.values.row_digests.RowDigests`, without the keys.

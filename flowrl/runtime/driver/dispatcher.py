@@ -136,6 +136,9 @@ class Dispatcher:
         self._since: dict[int, float] = {}  # when what runs was begun
         self._quiet_since = perf_counter()  # the last event
         self.events = 0  # so far
+        self._beside: dict[
+            tuple[int, int], int
+        ] = {}  # threads of calls that join an engine, by chunk
         self._free: dict[str, tuple[float, int]] = {}  # by thread: when its last call was through, and which it was
         self._releases = Releases(self._issued, servers)
 
@@ -244,6 +247,7 @@ class Dispatcher:
             self.events += 1
             if isinstance(event, Finished):
                 self._since.pop(event.id, None)
+                self._beside.pop((event.id, event.chunk), None)
             for command in self.machine.handle(event):
                 self.order.hand_out(command)
                 if isinstance(command, Commit):
@@ -256,7 +260,7 @@ class Dispatcher:
                     continue
                 assert isinstance(command, (Start, Stage, Publish)), command
                 job = _Job(self, command, now, self._releases.find(event, command, freed))
-                thread = self._thread(command.pools)
+                thread = self._thread_beside(command) or self._thread(command.pools)
                 if command.pools or (isinstance(command, Start) and not self._pools.is_home(thread)):
                     self._pools.put(thread, job)
                 else:
@@ -273,6 +277,16 @@ class Dispatcher:
     def _thread(self, pools: Sequence[str]) -> str:
         """Of the pools that a call takes, the one whose thread runs it: the driver's own if it is among them."""
         return next((p for p in pools if self._pools.is_home(p)), pools[0] if pools else NO_POOL)
+
+    def _thread_beside(self, command: Command) -> str:
+        """Return the name of a thread of its own for a call that asks an engine row by row, or a chunk of one: others
+        of the kind are beside it, and publishes come in between. Empty for another command."""
+        call = self._issued.get(command.id) if isinstance(command, Start) else None
+        if call is None or not call.joins or not isinstance(command, Start):
+            return ""
+        key, taken = (command.id, command.chunk), set(self._beside.values())
+        number = self._beside[key] = next(n for n in range(len(taken) + 1) if n not in taken)
+        return f"{command.pools[0]}, beside {number}"
 
     def _start(self, job: _Job) -> bool:
         """Start a call, or move weights. Returns whether there is something to wait for."""
@@ -336,6 +350,8 @@ class Dispatcher:
             job.pending = Ready(NOTHING) if empty else self.executor.start(call, command.chunk, worker, arguments)
             with self._changed:
                 self.order.begin(command)
+            if call.joins:
+                self.tell(Entered(command.id))  # its rows come and go, whoever else is there
             job.stepped = job.pending if call.streams and isinstance(job.pending, SteppedCall) else None
         except BaseException as error:
             self._break(call, error)
@@ -387,7 +403,7 @@ class Dispatcher:
             return self._go_on_groups(job, job.groups)
         assert call is not None and isinstance(command, Start) and job.pending is not None, "only a call is waited for"
         thread, start = self._thread(command.pools), job.started
-        if command.pools and not call.streams:
+        if command.pools and not call.streams and not call.joins:
             free, last = self._free.get(thread, (start, -1))  # until then the pool was at the one before
             if free > start:
                 start, job.due, job.after = free, free, Release("pool", last)
@@ -565,7 +581,8 @@ class Dispatcher:
             cut=cut,
             groups=count_groups(call) if exchanges else 0,
         )
-        call.streams = setup.streams and bool(scheduled.serves) and not scheduled.whole
+        call.joins = setup.streams and scheduled.joins
+        call.streams = setup.streams and bool(scheduled.serves) and not (scheduled.whole or scheduled.joins)
         call.groups = scheduled.groups
         if scheduled.rowwise and not call.groups:
             call.parts = [None] * self.scheme.setup.chunks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -94,7 +95,20 @@ class LocalExecutor:
         if call.streams and (shared := self._share(call.worker, worker)) is not None:
             more: Any = {"engine": shared, "notes": self.run.notes, "warn": self.run.warn}
             return StreamedCall(call.op, worker, arguments, call.into, call.info, **more)
+        if call.joins:
+            for policy in (a for a in arguments.values() if isinstance(a, ModelWorker)):
+                self._follow(policy)
         return LocalCall(call, worker, arguments, self.run, self._reserve)
+
+    def _follow(self, policy: Any) -> None:
+        """Have the engine of a copy that generates count versions: publishes come while others ask it row by row."""
+        with policy.stream.held():
+            self._share(policy.name, policy)
+            policy.stream.follows = True
+
+    def _stream(self, name: str) -> Any:
+        """Return by what others ask the engine of a copy that generates row by row; None where they do not."""
+        return getattr(self.servers.get(name), "stream", None)
 
     def _reserve(self, name: str, worker: Worker) -> None:
         """After its first update begin to take memory for a copy of a worker's state, which a checkpoint will need."""
@@ -144,8 +158,14 @@ class LocalExecutor:
         def write() -> int:
             return self.open_server(name).install(given, version) or 0
 
-        shared = self._shared.get(name)
-        return write() if shared is None else shared.publish(write, version, keep_cache=keep_cache)
+        stream = self._stream(name)
+        with nullcontext() if stream is None else stream.held():
+            shared = self._shared.get(name)
+            if shared is None:
+                return write()
+            if stream is not None:
+                stream.kept_cache |= keep_cache
+            return shared.publish(write, version, keep_cache=keep_cache)
 
     def published(self, name: str) -> Published | None:
         """Return what the engine that generates said of the weights that it was last given."""

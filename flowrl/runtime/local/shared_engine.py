@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, replace
 from time import sleep
 from typing import Any
@@ -11,7 +11,16 @@ from ...batch import CallInfo
 from ...errors import EngineLost, FlowError, RunError
 from ...graph.ops.op import Op
 from ...workers.model_options import Sampled
-from ...workers.streaming import FailedCall, SampledRow, SampleRequest, Streams, gathered, knows_waiting, tells_tokens
+from ...workers.streaming import (
+    EngineCall,
+    FailedCall,
+    SampledRow,
+    SampleRequest,
+    Streams,
+    gathered,
+    knows_waiting,
+    tells_tokens,
+)
 from ...workers.user_code.rows_in_progress import Notes
 from ..values.step_records import RankTime
 from .run_op import heard
@@ -33,20 +42,19 @@ class SharedEngine:
         engine.pause()
         engine.resume(version)
 
-    def submit(self, asked: SampleRequest, kept: Sequence[SampledRow] = (), *, kept_cache: bool = False) -> Rows:
+    def submit(self, request: SampleRequest, *, kept_cache: bool = False) -> Rows:
         """Have the rows of a request join the batch. Raises DataError for a prompt that cannot be answered.
 
-        ``kept`` are those of its rows that another engine had begun, with the tokens that they had there;
-        ``kept_cache`` says whether some of these come from keys and values that were kept through a publish.
+        ``kept_cache`` says whether some of the tokens that it keeps come from keys and values that were kept through a
+        publish.
         """
-        more: dict[str, Any] = {"kept": kept} if kept else {}
-        number = self.engine.submit(asked.prompts, asked.n, asked.seeds, asked.sampling, asked.starts, **more)
-        rows = Rows(number, asked, len(asked.prompts) * asked.n, kept)
+        assert not request.kept or tells_tokens(self.engine), "what rows had was told by an engine of this kind"
+        rows = Rows(self.engine.submit(request), request)
         rows.kept_cache = kept_cache
         if rows.are_over:
-            self._over.add(number)
+            self._over.add(rows.number)
         else:
-            self._requests[number] = rows
+            self._requests[rows.number] = rows
         return rows
 
     def step(self) -> None:
@@ -141,9 +149,9 @@ class SharedEngine:
 class Rows:
     """The rows of a request, as they leave the engine."""
 
-    def __init__(self, number: int, asked: SampleRequest, count: int, kept: Sequence[SampledRow] = ()) -> None:
-        self.number, self._asked, self._count = number, asked, count
-        self._ended = [replace(row, call=number) for row in kept if row.reason != "aborted"]
+    def __init__(self, number: int, request: SampleRequest) -> None:
+        self.number, self._request = number, request
+        self._ended = [replace(row, call=number) for row in request.kept if row.reason != "aborted"]
         self._error: FlowError | None = None
         self.kept_cache = False  # through a publish
 
@@ -164,13 +172,13 @@ class Rows:
     @property
     def are_over(self) -> bool:
         """Whether all have left."""
-        return self._error is not None or len(self._ended) == self._count
+        return self._error is not None or len(self._ended) == self._request.rows
 
     def sampled(self) -> Sampled:
         """Return all of them. Raises the failure of the call."""
         if self._error is not None:
             raise self._error
-        return replace(gathered(self._ended, self._asked.sampling, versions=True), kept_cache=self.kept_cache)
+        return replace(gathered(self._ended, self._request.sampling, versions=True), kept_cache=self.kept_cache)
 
 
 @dataclass(frozen=True)
@@ -213,7 +221,7 @@ class StreamedCall:
         self._op, self._worker, self._arguments, self._info = op, worker, arguments, info
         self._kept, self._requests = kept, 0
         self._engine, self._notes, self._warn = engine, notes, warn
-        self._steps: Generator[SampleRequest, Sampled | None, Any] = op.run_asking(worker, arguments, into, info)
+        self._steps: Generator[EngineCall, Sampled | None, Any] = op.run_asking(worker, arguments, into, info)
         self._rows: Rows | None = None
         self._result: Any = None
         self._go_on()
@@ -256,4 +264,4 @@ class StreamedCall:
                 return
         self._requests += 1
         kept, self._kept = self._kept, NOTHING
-        self._rows = self._engine.submit(asked, kept.rows, kept_cache=kept.kept_cache)
+        self._rows = self._engine.submit(replace(asked.request, kept=kept.rows), kept_cache=kept.kept_cache)

@@ -39,6 +39,7 @@ class Call:
         "info",
         "into",
         "issued",
+        "joins",
         "op",
         "origins",
         "outside",
@@ -79,6 +80,7 @@ class Call:
         self.outside = False  # of the steps
         self.groups = 0  # of prompts, that finish one by one and may be exchanged for those of other steps
         self.streams = False  # its rows may leave the engine one by one, beside those of other calls
+        self.joins = False  # it asks an engine row by row, beside others of the kind, and publishes come in between
         self.base: Call | None = None
         self.adds: frozenset[str] = frozenset()
         self.fields: frozenset[str] | None = None

@@ -323,8 +323,10 @@ def column_bytes(batch: Batch) -> dict[str, int]:
 
 
 def oldest_of(batch: Batch) -> list[int | None] | None:
-    """The version that the oldest token of each row was sampled with, None for a row without tokens; None where rows
-    were not sampled."""
+    """The version that the oldest token of each row was sampled with, None for a row without sampled tokens; None where
+    rows were not sampled.
+
+    Tokens that an environment has put in between have none."""
     if "versions" not in batch.fields or batch["versions"].lengths is None:
         return None
     import torch
@@ -333,6 +335,8 @@ def oldest_of(batch: Batch) -> list[int | None] | None:
     values, lengths = column.values.cpu().double(), column.lengths
     if not len(values):
         return list[int | None]([None] * len(lengths))
+    if "response_mask" in batch.fields and len(mask := batch["response_mask"].values) == len(values):
+        values = values.masked_fill(~mask.cpu().bool(), float("inf"))
     least = torch.segment_reduce(values, "min", lengths=lengths, unsafe=True, initial=float("inf"))
     return [None if version == float("inf") else int(version) for version in least.tolist()]
 

@@ -30,6 +30,8 @@ def check_sampled(sampled: Sampled, keys: Sequence[Key], version: int) -> None:
         _check_finite(column, name, keys)
     if len(sampled.finished) != rows:
         raise WrongAnswer(f"{len(sampled.finished)} rows say how they ended, and {rows} were asked for.")
+    if sampled.support is not None:
+        _check_lengths(sampled.support[1], "support_sizes", keys, ids)
     if sampled.versions is not None:
         _check_lengths(sampled.versions, "versions", keys, ids)
         _check_versions(sampled.versions, keys, version)
@@ -47,6 +49,8 @@ def check_row(row: SampledRow, version: int) -> None:
         if not all(map(isfinite, numbers)):
             token = next(i for i, number in enumerate(numbers) if not isfinite(number))
             raise WrongAnswer(f"'{name}' of row {row.row}, token {token}, is {numbers[token]}.")
+    if row.support is not None and len(row.support.sizes) != len(row.ids):
+        raise WrongAnswer(f"the support of row {row.row} has {len(row.support.sizes)} places, not {len(row.ids)}.")
     versions = [version for version, _ in row.versions]
     if sum(tokens for _, tokens in row.versions) != len(row.ids):
         raise WrongAnswer(f"'versions' of row {row.row} are {row.versions} for {len(row.ids)} tokens.")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ...batch import Column
-from ...errors import DataError
+from ...errors import DataError, ModelError
 
 #: How many token ids one call records at most: 1 GiB of them.
 MOST_IDS = 1 << 28
@@ -52,6 +52,24 @@ class RowSupport:
         self.ids.extend(ids)
         self.sizes.append(len(ids))
 
+    def extend(self, more: RowSupport) -> None:
+        """Record the places of another one behind those that are there."""
+        self.ids.extend(more.ids)
+        self.sizes.extend(more.sizes)
+
+    def skip(self, places: int) -> None:
+        """Record places whose tokens nobody drew."""
+        self.sizes.extend([0] * places)
+
+    def until(self, place: int) -> RowSupport:
+        """Return a copy of what was recorded before a place.
+
+        >>> RowSupport(array("i", [4, 7, 2]), array("i", [2, 0, 1])).until(2)
+        RowSupport(ids=array('i', [4, 7]), sizes=array('i', [2, 0]))
+        """
+        sizes = self.sizes[:place]
+        return RowSupport(self.ids[: sum(sizes)], sizes)
+
     def since(self, place: int) -> RowSupport:
         """Return a copy of what was recorded from a place on.
 
@@ -60,6 +78,21 @@ class RowSupport:
         """
         sizes = self.sizes[place:]
         return RowSupport(self.ids[len(self.ids) - sum(sizes) :], sizes)
+
+
+def rows_of_columns(support: tuple[Column, Column]) -> list[RowSupport]:
+    """Return what :func:`support_columns` was made of."""
+    ids, sizes = support
+    return [RowSupport(array("i", i), array("i", s)) for i, s in zip(ids.to_list(), sizes.to_list(), strict=True)]
+
+
+def not_recorded() -> ModelError:
+    """Return the error of an engine that was asked which tokens could be drawn, and has not said it."""
+    return ModelError(
+        "support=True: this engine does not record which tokens could be drawn.",
+        fix="Take another engine in the plan, or leave support=True out and read rollout_logprobs: of the whole "
+        "vocabulary.",
+    )
 
 
 def support_columns(rows: Iterable[RowSupport]) -> tuple[Column, Column]:

@@ -36,7 +36,10 @@ DTYPES = {"fp32": "f32", "bf16": "bf16", "fp64": "f64"}
 
 @dataclass(frozen=True)
 class SamplingArguments:
-    """What one call says of sampling: ``SamplingArguments(temperature=0.7)``. None is as the worker was declared."""
+    """What one call says of sampling: ``SamplingArguments(temperature=0.7)``. None is as the worker was declared.
+
+    ``support``: record which tokens could be drawn.
+    """
 
     greedy: bool = False
     max_tokens: int | None = None
@@ -46,6 +49,7 @@ class SamplingArguments:
     min_p: float | None = None
     repetition_penalty: float | None = None
     stop: Stop | None = None
+    support: bool = False
 
     @staticmethod
     def of(call: Mapping[str, Any], **others: Any) -> SamplingArguments:

@@ -1,10 +1,11 @@
 """Calls of user code that sessions wait for: plain functions one after another in a thread, async ones in a loop.
 
 Whoever collects the answers waits for calls that are quick, so that what happens next depends on the answers and not on
-who was first. It looks at those under way every other millisecond. One that waits for something at a few looks is slow:
-it is left to its thread, and the others go on in another one. A call that computes, or that the machine keeps from
-computing, is given ten times as long, so that how busy the machine is does not tell a quick one from a slow one; and so
-is an async one while anything in this process does, which may be what it waits for.
+who was first. It looks at those under way every other millisecond, which is the tick of the scheduler. One that was
+there at a look, and waits for something at the next one, is slow: it is left to its thread, and the others go on in
+another one. So it holds them up for two ticks at most. A call that computes, or that the machine keeps from computing,
+is given fifty looks, so that how busy the machine is does not tell a quick one from a slow one; and so is an async one
+while anything in this process does, which may be what it waits for.
 """
 
 from __future__ import annotations
@@ -25,9 +26,8 @@ from .rows_in_progress import Notes, Row
 from .run_rows import Steps, called
 from .waiting_thread import WaitingProcess, WaitingThread
 
-PATIENCE = 5.0  # looks that others wait for a call that waits; half as many after each that took longer
-_LOOK = 0.002  # seconds between two looks, at least
-_COMPUTES = 0.1  # what a look counts at a call that computes
+LOOK = 0.002  # seconds between two looks, at least
+_COMPUTES = 0.02  # what a look counts at a call that computes; one at a call that waits is enough
 _SLICE = 0.02  # seconds that an answer lies here while others are waited for
 _HELD_UP = 0.2  # seconds that an event loop has to end a call by itself
 _THREADS = 256  # that are busy with a slow call each, at most
@@ -67,7 +67,6 @@ class CodeCalls:
     def __init__(self, timeout: float | None, notes: Notes, *, stop_at_error: bool = False) -> None:
         self.timeout, self.notes = timeout, notes
         self._stop_at_error = stop_at_error
-        self._patience = PATIENCE
         self._looked = 0.0  # when
         self._waiting: deque[CodeCall] = deque()
         self._quick: dict[CodeCall, None] = {}  # under way, and waited for; async ones in their order
@@ -115,7 +114,7 @@ class CodeCalls:
                     break
                 if not quick and (now - began >= wait or not (self._slow or self._waiting)):
                     break
-                until = now + _LOOK if quick else began + wait
+                until = now + LOOK if quick else began + wait
                 if self._slow and self.timeout is not None:
                     until = min(until, next(iter(self._slow)).began + self.timeout)
                 self._change.wait(min(max(until - now, 0.0005), 60.0))
@@ -158,7 +157,7 @@ class CodeCalls:
 
     def _look(self, now: float) -> None:
         """Leave calls that are not quick to their threads, and those that took too long altogether."""
-        if self._quick and now - self._looked >= _LOOK:
+        if self._quick and now - self._looked >= LOOK:
             self._leave_slow()
             self._looked = now
         hand = self._hand
@@ -177,7 +176,7 @@ class CodeCalls:
             call.forgotten = True
 
     def _leave_slow(self) -> None:
-        """Wait no longer for calls that were there at as many looks as there is patience."""
+        """Wait no longer for calls that wait, or have computed for so many looks."""
         slow = [*self._slow_in_hand(), *self._slow_in_loops()]
         if (loop := self._loop) is not None and loop.is_held_up and any(call in loop.calls for call in slow):
             left = {call: None for call in self._quick if call in loop.calls and not call.has_begun}
@@ -188,8 +187,6 @@ class CodeCalls:
         for call in slow:
             del self._quick[call]
             self._slow[call] = None
-        if slow:
-            self._patience = max(1.0, self._patience / 2)
 
     def _slow_in_hand(self) -> list[CodeCall]:
         """The plain call under way, if others have waited for it long enough."""
@@ -199,7 +196,7 @@ class CodeCalls:
         waits = hand.thread.waits()
         if hand.call.began < self._looked:  # it was there at the look before
             hand.call.looks += 1.0 if waits else _COMPUTES
-        return [hand.call] if hand.call.looks >= self._patience else []
+        return [hand.call] if hand.call.looks >= 1.0 else []
 
     def _slow_in_loops(self) -> list[CodeCall]:
         """The async calls that others have waited for long enough."""
@@ -211,7 +208,7 @@ class CodeCalls:
         slow: list[CodeCall] = []
         for call in self._quick:
             loop = next((loop for loop in self._loops if call in loop.calls), None)
-            if loop is not None and loop.looks - call.looks < self._patience:
+            if loop is not None and loop.looks - call.looks < 1.0:
                 break  # those behind it began later
             if loop is not None:
                 slow.append(call)

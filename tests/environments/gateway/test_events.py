@@ -39,6 +39,26 @@ class Stops(fl.testing.FakeEngine):
         return found
 
 
+class Model:
+    """The engine of a small model, which makes ``after`` tokens of a row, and goes on when it is told so."""
+
+    def __init__(self, after=5):
+        sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+        config = {**model_of(**sizes, num_key_value_heads=1).config, "eos_token_id": None}
+        self.actor = fl.open(fl.Actor(fl.Model(config=config, tokenizer=tokenizer), max_tokens=LENGTH), name="actor")
+        self.go, self.left, self._after = threading.Event(), [], after
+        self._engine, self._step = self.actor.engine, self.actor.engine.batch.step
+        self._engine.batch.step = self.step
+
+    def step(self):
+        if any(len(row.ids) == self._after for row in self._engine.batch._rows.values()) and not self.go.is_set():
+            self.go.wait(0.02)
+            return []
+        found = self._step()
+        self.left += found
+        return found
+
+
 def play(agent, engine=None, rows=1, policy=None, **how):
     """Episodes of an agent; what it is given, besides the task, is the engine."""
     made = engine or Stops()
@@ -97,10 +117,37 @@ BODIES = {
 }
 
 
+def test_text_of_a_model_comes_while_its_engine_stands():
+    """An engine with a net tells its tokens as the fake one does."""
+    made, seen = Model(), []
+
+    def agent(task, engine):
+        peer = Peer(task, CHAT, BODIES[CHAT])
+        assert peer.status() == 200
+        for event in peer.events():
+            if text_of(event) and not engine.go.is_set():
+                seen.append((text_of(event), len(engine.left)))
+                engine.go.set()
+        peer.close()
+        return "done"
+
+    found = play(agent, made, policy=made.actor)
+    assert found.outcome.to_list() == ["finished"] and [left for _, left in seen] == [0]
+    assert len(seen[0][0]) <= 5 and tokenizer().decode(found.response_ids.to_list()[0]).startswith(seen[0][0])
+
+
+def on_a_rank(engine):
+    """The policy on another rank, with the same engine."""
+    rank = PolicyRank(engine)
+    rank.workers["actor", False] = fl.open(fl.Actor(model_of(), max_tokens=LENGTH), name="actor", engine=engine)
+    return handle(Near({0: rank}))
+
+
+@pytest.mark.parametrize("where", ["here", "on a rank"])
 @pytest.mark.parametrize("path", BODIES)
-def test_text_comes_while_the_engine_stands(path):
+def test_text_comes_while_the_engine_stands(path, where):
     """Half of the answer is not sampled before the agent has read the first of it."""
-    seen = {}
+    seen, made = {}, Stops()
 
     def agent(task, engine):
         peer = Peer(task, path, BODIES[path])
@@ -114,7 +161,7 @@ def test_text_comes_while_the_engine_stands(path):
         peer.close()
         return "".join(map(text_of, seen["events"]))
 
-    found = play(agent)
+    found = play(agent, made, policy=on_a_rank(made) if where == "on a rank" else None)
     assert seen["ended"] == 0 and set(found.outcome.to_list()) == {"finished"}
     [ids] = found.response_ids.to_list()
     said = tokenizer().decode(
@@ -215,7 +262,6 @@ def test_who_hangs_up_ends_the_sampling_and_may_ask_again(path, stream):
 
 
 def test_who_hangs_up_ends_the_sampling_on_another_rank_too():
-    """There a stream is sent when the answer is complete."""
     engine, said = Stops(after=2), []
 
     def agent(task, engine):

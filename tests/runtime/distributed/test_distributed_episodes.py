@@ -14,6 +14,7 @@ import flowrl as fl
 from flowrl import rl
 from flowrl.environments import AgentEnvironment, reward
 from flowrl.placement.plan.plan import Place, Plan, Pool
+from flowrl.runtime.distributed.executor import DistributedExecutor
 
 SPLIT = {"actor": {"train": Place("train"), "generate": Place("model")}, "game": Place("games")}
 
@@ -169,3 +170,27 @@ class Asks(AgentEnvironment):
     @reward()
     def length(self, state):
         return sum(ord(letter) for letter in state.result) / 100
+
+
+@pytest.mark.parametrize(("games", "model"), [(1, 1), (2, 2)])
+def test_turns_on_ranks_go_on_under_weights_that_are_published_meanwhile(tmp_path, monkeypatch, games, model):
+    """As in one process: the publish of step k comes while step k is played, whose later turns are of the new version."""
+    module, install, steps = module_of("straddle_flow"), DistributedExecutor.install, 3
+    module.GATE.append(gate := module.Gate(steps))
+
+    def installed(executor, name, version, *weights, **how):
+        ranks: Any = executor.ranks
+        engine = ranks.ranks[executor.servers[name].ranks[0]].workers[name, True].engine
+        gate.before(version, engine)
+        moved = install(executor, name, version, *weights, **how)
+        gate.after(version, engine)
+        return moved
+
+    monkeypatch.setattr(DistributedExecutor, "install", installed)
+    plan = module.plan(games=games, model=model)
+    run_direct(module.make_flow(), plan, tmp_path / "run", parameters={"straddle": {"steps": steps}})
+    module.hold(gate, "hf")
+    traffic = [json.loads(line) for line in (tmp_path / "run" / "traffic.jsonl").read_text().splitlines()]
+    assert [line["lags"] for line in traffic if "lags" in line] == [{"0": 2}, *[{"1": 2}] * (steps - 1)]
+    rows = json.loads((tmp_path / "run" / "run.json").read_text())["ledger"]["straddle"]["rows"]
+    assert rows["admitted"] == rows["trained"] == steps * module.PROMPTS * module.GROUP and not rows["live"]

@@ -25,6 +25,7 @@ from flowrl.runtime.distributed.protocol import Serving
 from flowrl.runtime.distributed.rank_process.peers import Policy
 from flowrl.runtime.distributed.rank_process.rank import Rank
 from flowrl.workers.model_options import Sampled, Sampling
+from flowrl.workers.streaming import SampleRequest
 from flowrl.workers.tokens.sampling import SamplingArguments
 
 HANGS = object()  # the answer of a rank that gives none
@@ -288,7 +289,7 @@ def test_a_row_that_leaves_an_engine_twice_is_named():
             return [replace(row, row=0) if row.row == 1 else row for row in super().step()]
 
     prompts = Column.of([[3], [5]], dim="prompt", dtype="i32")
-    call = Twice(vocab=8, stop=()).stream.submit(prompts, 1, torch.arange(2), Sampling(max_tokens=3))
+    call = Twice(vocab=8, stop=()).stream.submit(SampleRequest(prompts, 1, torch.arange(2), Sampling(max_tokens=3)))
     call._left = {0}  # the stream would wait for the row that never comes, and say so
     with pytest.raises(WrongAnswer, match="Of call 1 row 0 has left twice"):
         call.sampled()

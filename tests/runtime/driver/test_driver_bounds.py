@@ -32,6 +32,7 @@ from flowrl.placement.plan.plan import Pipeline, Place, Plan
 from flowrl.runtime.driver.monitoring.length_bias import GroupLengths, length_bias
 from flowrl.schedule.group_window import width
 from flowrl.workers.model_options import Sampling
+from flowrl.workers.streaming import SampleRequest
 from tasks import arithmetic
 
 #: Pools of the trained copy, the one that generates, and the rewards.
@@ -105,10 +106,10 @@ class Seen:
     def watch(self, patched: pytest.MonkeyPatch) -> None:
         submit, update = table_engine.Table.submit, table_engine.Table.update
 
-        def submitted(engine: Any, prompts: Any, n: int, seeds: Any, sampling: Sampling, *more: Any) -> int:
-            if n > 1:  # an evaluation has a row for each prompt
-                self.admitted.update(min(400, table_engine.lognormal(seed)) for seed in seeds.tolist())
-            return submit(engine, prompts, n, seeds, sampling, *more)
+        def submitted(engine: Any, request: SampleRequest) -> int:
+            if request.n > 1:  # an evaluation has a row for each prompt
+                self.admitted.update(min(400, table_engine.lognormal(seed)) for seed in request.seeds.tolist())
+            return submit(engine, request)
 
         def updated(engine: Any, batch: fl.Batch, loss: Any, **how: Any) -> Any:
             self.trained.update(batch["rollout_logprobs"].lengths.tolist())
@@ -226,7 +227,8 @@ def groups_by_age(
         while len(begun) < 2 * prompts:  # this step's, and the next one's
             seeds = [1 + first + rows * (len(begun) + len(found)) * 7919 + row for row in range(rows)]
             prompt = fl.Column.of([[3]], dim="prompt", dtype="i32")
-            begun[engine.submit(prompt, rows, torch.tensor(seeds), Sampling(max_tokens=400))] = version, seeds
+            request = SampleRequest(prompt, rows, torch.tensor(seeds), Sampling(max_tokens=400))
+            begun[engine.submit(request)] = version, seeds
 
     def end(call: int, *, trained: bool) -> None:
         _, seeds = begun.pop(call)

@@ -13,13 +13,13 @@ from flowrl.errors import NotFinite, RunError
 from flowrl.runtime.executor import SteppedCall
 from flowrl.runtime.local.shared_engine import SharedEngine, StreamedCall
 from flowrl.testing import FakeEngine, Sampling
-from flowrl.workers.streaming import SampleRequest
+from flowrl.workers.streaming import EngineCall, SampleRequest
 from flowrl.workers.user_code.rows_in_progress import Notes
 
 
-def request(engine: FakeEngine, first: int, tokens: int, prompts: int = 2) -> SampleRequest:
+def request(first: int, tokens: int, prompts: int = 2) -> SampleRequest:
     ids = fl.Column.of([[3 + i] for i in range(prompts)], dim="prompt", dtype="i32")
-    return SampleRequest(engine, ids, 2, torch.arange(first, first + 2 * prompts), Sampling(max_tokens=tokens))
+    return SampleRequest(ids, 2, torch.arange(first, first + 2 * prompts), Sampling(max_tokens=tokens))
 
 
 def finish(shared: SharedEngine, rows) -> None:
@@ -30,15 +30,15 @@ def finish(shared: SharedEngine, rows) -> None:
 def test_calls_are_in_one_batch_and_get_their_own_rows():
     engine = FakeEngine(stop=())
     shared = SharedEngine(engine, 0)
-    long, short = shared.submit(request(engine, 0, 9)), shared.submit(request(engine, 100, 4))
+    long, short = shared.submit(request(0, 9)), shared.submit(request(100, 4))
     finish(shared, short)
     assert engine.steps == 4 and len(engine.running()) == 4 and shared.has_results
     finish(shared, long)
     assert engine.steps == 9, "no token was computed twice, and none alone that could be with others"
     alone = FakeEngine(stop=())
     for rows, first, tokens in ((long, 0, 9), (short, 100, 4)):
-        asked, made = request(alone, first, tokens), shared.take(rows)
-        assert made.ids.to_list() == asked.answer().ids.to_list()
+        whole, made = EngineCall(alone, request(first, tokens)).answer(), shared.take(rows)
+        assert made.ids.to_list() == whole.ids.to_list()
         assert made.versions is not None and set(made.versions.values.tolist()) == {0}
     assert not shared.has_results
 
@@ -46,7 +46,7 @@ def test_calls_are_in_one_batch_and_get_their_own_rows():
 def test_rows_that_find_no_place_keep_a_call_out():
     engine = FakeEngine(stop=(), rows=4)
     shared = SharedEngine(engine, 0)
-    first, second = shared.submit(request(engine, 0, 3)), shared.submit(request(engine, 50, 3))
+    first, second = shared.submit(request(0, 3)), shared.submit(request(50, 3))
     shared.step()
     assert not shared.has_waiting(first) and shared.has_waiting(second)
     finish(shared, first)
@@ -58,7 +58,7 @@ def test_rows_that_find_no_place_keep_a_call_out():
 def test_a_publish_in_the_middle_is_in_the_versions_of_the_tokens(keep):
     engine = FakeEngine(stop=())
     shared = SharedEngine(engine, 7)
-    rows = shared.submit(request(engine, 0, 5))
+    rows = shared.submit(request(0, 5))
     shared.step()
     shared.step()
     other = torch.randn(16, 16, generator=torch.Generator().manual_seed(1)).double()
@@ -74,7 +74,7 @@ def test_a_publish_in_the_middle_is_in_the_versions_of_the_tokens(keep):
 def test_one_call_fails_and_the_others_go_on():
     engine = FakeEngine(stop=())
     shared = SharedEngine(engine, 0)
-    good, bad = shared.submit(request(engine, 0, 6, prompts=1)), shared.submit(request(engine, 9, 6))
+    good, bad = shared.submit(request(0, 6, prompts=1)), shared.submit(request(9, 6))
     engine.table[4] = torch.nan  # the last token of the second prompt of the second call
     finish(shared, bad)
     with pytest.raises(NotFinite, match="call 2"):
@@ -87,7 +87,7 @@ def test_one_call_fails_and_the_others_go_on():
 def test_a_publish_that_fails_ends_the_calls():
     engine = FakeEngine(stop=())
     shared = SharedEngine(engine, 0)
-    rows = shared.submit(request(engine, 0, 6))
+    rows = shared.submit(request(0, 6))
     shared.step()
 
     def fails() -> int:

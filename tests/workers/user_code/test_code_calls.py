@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from flowrl.workers.user_code.code_calls import PATIENCE, CodeCall, CodeCalls
+from flowrl.workers.user_code.code_calls import LOOK, CodeCall, CodeCalls
 from flowrl.workers.user_code.rows_in_progress import Notes, Row
 
 SOON = 0.3  # seconds; a second was what others waited before
@@ -54,6 +54,21 @@ def test_a_plain_call_that_waits_holds_up_no_other(calls, release):
     while len(found) < 5:
         found += [outcome for _, outcome in calls.collect(60.0)[0]]
     assert found == [True] * 5
+
+
+def test_a_call_that_waits_is_left_to_its_thread_at_the_second_look(calls, release):
+    """Two ticks of the scheduler are what it holds up others for, whatever a clock says."""
+    waits = call(0, release.wait, 60)
+    calls.begin([waits])
+    while calls._hand.call is not waits:
+        time.sleep(LOOK)
+    time.sleep(0.05)  # it waits by now
+    with calls._change:
+        first, left = time.monotonic(), []
+        for tick in range(3):
+            calls._look(first + 2 * tick * LOOK)
+            left.append(waits in calls._slow)
+    assert left == [False, True, True]
 
 
 def test_an_async_call_that_waits_holds_up_no_other(calls):
@@ -120,7 +135,7 @@ def test_calls_that_compute_are_waited_for(calls):
         if not quick:
             break
     assert [each.session for each, _ in found] == [*range(10)]
-    assert calls._patience == PATIENCE
+    assert not calls.under_way
 
 
 def test_many_quick_coroutines_are_answered_together(calls):
@@ -137,4 +152,4 @@ def test_many_quick_coroutines_are_answered_together(calls):
         found += len(ended)
         if not under_way:
             break
-    assert found == 4096 and calls._patience == PATIENCE
+    assert found == 4096 and not calls.under_way

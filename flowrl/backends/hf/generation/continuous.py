@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
 
-from ....batch import Column
 from ....errors import FlowError, RunError
 from ....workers.model_options import Sampling
-from ....workers.streaming import FailedCall, PrefixTokens, SampledRow, Streams
+from ....workers.streaming import FailedCall, PrefixTokens, SampledRow, SampleRequest, Streams
 from ...continuous import ContinuousBatch, Draw, RunningRow
 from ...stream import Stream, stream_of
 from ..finite import not_finite
@@ -61,17 +60,9 @@ class Streaming(ABC):
         """Its calls, for threads and for asyncio."""
         return stream_of(cast("Streams", self))
 
-    def submit(
-        self,
-        prompts: Column,
-        n: int,
-        seeds: Tensor,
-        sampling: Sampling,
-        starts: Tensor | None = None,
-        kept: Sequence[SampledRow] = (),
-    ) -> int:
+    def submit(self, request: SampleRequest) -> int:
         """Begin a call whose rows leave one by one; see :class:`flowrl.workers.streaming.Streams`."""
-        return self.batch.submit(prompts, n, seeds, sampling, starts, kept)
+        return self.batch.submit(request)
 
     def tokens_since(self, known: Mapping[int, Mapping[int, int]]) -> list[SampledRow]:
         """Return what rows have got; see :class:`flowrl.workers.streaming.TellsTokens`."""

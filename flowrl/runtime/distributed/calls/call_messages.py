@@ -110,7 +110,7 @@ def _rank_call(
                         f"{call.title} samples from '{item.name}' row by row, and its engine is split over ranks.",
                         fix=f"Give the generate place of '{item.name}' a mesh of dp alone.",
                     )
-                policies[item.name] = Serving(item.name, item.keepers, item.read_version())
+                policies[item.name] = Serving(item.name, item.keepers, item.read_version(), call.joins)
             return Named(item.name)
         if not isinstance(item, RemoteValue):
             return Named(item.name) if is_handle(item) else item

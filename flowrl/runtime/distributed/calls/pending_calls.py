@@ -244,6 +244,8 @@ class CallOnRanks:
     @property
     def _copied(self) -> bool:
         """Whether another rank keeps what is made, too."""
+        if self.call.joins:  # the weights that it was made with may be gone already
+            return True
         models = (g for g in (self.group, *find_in(dict(self.arguments), WorkerGroup)) if g is not None)
         return self.client.copies > 1 and any(g.is_model and (g.spec.serving or g.trains) for g in models)
 

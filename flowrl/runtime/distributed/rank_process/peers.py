@@ -120,7 +120,13 @@ class Policy:
             columns.append(concat(name, parts, {}))
         finished = torch.cat([a.finished for a in answers])[order]
         ids, rollout, sampling = (column.take(order) for column in columns)
-        return Sampled(ids, rollout, sampling, finished, answers[0].temperature)
+        recorded = [answer.support for answer in answers if answer.support is not None]
+        support = None
+        if len(recorded) == len(answers):
+            found = zip(("support_ids", "support_sizes"), zip(*recorded, strict=True), strict=True)
+            of_ids, of_sizes = (concat(name, parts, {}).take(order) for name, parts in found)
+            support = of_ids, of_sizes
+        return Sampled(ids, rollout, sampling, finished, answers[0].temperature, support)
 
     def _shares(self, prompts: Column, seeds: Sequence[int], starts: Sequence[int]) -> list[list[int]]:
         """Return the rows of each rank, and remember where they went."""

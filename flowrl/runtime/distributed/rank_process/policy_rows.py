@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from ....errors import RunError
-from ....workers.streaming import SampledRow
+from ....workers.streaming import SampledRow, SampleRequest
 from ..protocol import Asked, Polled
 
 #: Seconds that who waits for rows is kept waiting, before it is told that there are none yet and asks again.
@@ -39,10 +39,11 @@ class RowStream(Protocol):
 
     steps: int
 
-    def submit_all(self, asked: Sequence[Any]) -> Sequence[Any]: ...
+    def submit_all(self, requests: Sequence[SampleRequest]) -> Sequence[Any]: ...
     def step(self) -> None: ...
     def has_news(self, calls: Iterable[Any]) -> bool: ...
     def take(self, calls: Iterable[Any]) -> list[SampledRow]: ...
+    def tokens_since(self, known: Mapping[Any, Mapping[int, int]]) -> list[SampledRow]: ...
     def abort_rows(self, wanted: Mapping[Any, Iterable[int] | None]) -> list[SampledRow]: ...
     def leave(self, calls: Collection[Any]) -> list[SampledRow]: ...
 
@@ -72,10 +73,17 @@ class PolicyRows:
         self._thread: threading.Thread | None = None
         self._broken: BaseException | None = None
 
-    def poll(self, name: str, asked: Sequence[Asked], seconds: float = PATIENCE) -> Polled:
+    def poll(
+        self,
+        name: str,
+        asked: Sequence[Asked],
+        seconds: float = PATIENCE,
+        heard: Mapping[int, Mapping[int, int]] | None = None,
+    ) -> Polled:
         """Have calls of somebody join the batch; return its rows that have ended, which may take ``seconds``.
 
-        Raises the error of a call that cannot go on, and what the engine raised, which is of no more use.
+        ``heard``: by call and row how many tokens are known of rows that somebody listens to. Raises the error of a
+        call that cannot go on, and what the engine raised, which is of no more use.
         """
         with self._changed:
             caller = self._callers.setdefault(name, _Caller(self.stream.steps))
@@ -86,7 +94,11 @@ class PolicyRows:
                 self._wait(caller, seconds)
             if self._broken is not None:
                 raise self._broken
-            return self._hand_out(caller)
+            polled = self._hand_out(caller)
+            known = {call: rows for number, rows in (heard or {}).items() if (call := caller.calls.get(number))}
+            calls = dict(caller.calls)
+        grown = self.stream.tokens_since(known) if known else ()
+        return replace(polled, grown=tuple(self._as_asked(calls, grown)))
 
     def abort(self, name: str, rows: Mapping[int, Iterable[int]], latest: int) -> list[SampledRow]:
         """End rows of somebody, by call; return them as they are. ``latest``: the last call that it has sent."""
@@ -120,7 +132,7 @@ class PolicyRows:
     def _join(self, caller: _Caller, asked: Sequence[Asked]) -> None:
         begun: Sequence[OpenCall] = ()
         try:
-            begun = self.stream.submit_all([(a.prompts, a.n, a.seeds, a.sampling, a.starts) for a in asked])
+            begun = self.stream.submit_all([each.request for each in asked])
         finally:
             with self._changed:
                 caller.calls |= {a.number: call for a, call in zip(asked, begun, strict=False)}

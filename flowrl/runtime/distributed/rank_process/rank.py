@@ -111,6 +111,9 @@ class Rank(Weights, Policies):
     def forget(self) -> None:
         """Let go of all objects, of rows that are sampled and of staged weights, and read the journals again."""
         self.objects.clear()
+        for stream in filter(None, map(self.stream_of, self.workers)):
+            stream.let_go()
+            stream.follows = stream.kept_cache = False
         self.streams.forget()
         self.end_rows(None)
         self._captured.clear()
@@ -308,16 +311,27 @@ class Rank(Weights, Policies):
         return reply
 
     def move(self, route: str, source: tuple[str, bool], number: int | None, target: tuple[str, bool] | None) -> Any:
-        """Do this rank's part of moves of weights; rows that the target samples stand still from here on."""
+        """Do this rank's part of moves of weights; rows that the target samples stand still from here on.
+
+        Rows that environments have asked for go on where publishes come in between. Else their calls are over: they
+        were asked for by a process that died.
+        """
         if target is not None:
+            stream = self.stream_of(target)
+            if stream is None or not stream.follows:
+                self.end_rows(target)
+            if stream is not None:
+                stream.hold()
             self.streams.pause(target)
-            self.end_rows(target)
         return super().move(route, source, number, target)
 
     def weights_written(self, key: tuple[str, bool], version: int, keep_cache: bool = False) -> Written:
         """Somebody has written into the weights: they are a version now, under which rows go on."""
         stamped, _ = super().weights_written(key, version, keep_cache)
         self.streams.resume(key, version, keep_cache=keep_cache)
+        if (stream := self.stream_of(key)) is not None:
+            stream.kept_cache |= keep_cache
+            stream.let_go()
         return stamped, published(self.workers[key])  # some engines prove them as rows go on
 
     def _worker(self, call: RankCall) -> Any:
@@ -341,7 +355,7 @@ class Rank(Weights, Policies):
                 fix=f"Place both in one pool, with the same mesh and backend as '{named.name}'.",
             )
         if at.ranks == (self.number,):
-            return self.serving(named.name)
+            return self.follow(named.name) if at.follows else self.serving(named.name)
         return Policy(self, at)
 
     def _kept(self, call: RankCall, op: Op, result: Any, arguments: Mapping[str, Any], first: Fetch | None) -> Reply:

@@ -84,6 +84,15 @@ class RankStreams:
         self._over: dict[Key, dict[int, Reply | Failed]] = {}  # what came of those that are over, while it is asked for
         self._tell_at: dict[Key, float] = {}  # when tokens are told next
 
+    def share(self, key: Key, worker: Worker) -> SharedEngine:
+        """Return the engine of a worker, which counts versions from here on."""
+        if key not in self._shared:
+            assert isinstance(worker, ModelWorker), "a model samples"
+            engine = worker.engine
+            assert streams(engine), "rows of this engine leave one by one"
+            self._shared[key] = SharedEngine(engine, worker.version)
+        return self._shared[key]
+
     def begin(
         self,
         number: int,
@@ -94,12 +103,8 @@ class RankStreams:
         reply: Callable[[Any], Reply],
     ) -> None:
         """Have the rows of a call join the batch. ``reply`` makes the answer of what the op gives."""
-        assert call.worker is not None and isinstance(worker, ModelWorker), "a model samples"
-        shared = self._shared.get(call.worker)
-        if shared is None:
-            engine = worker.engine
-            assert streams(engine), "rows of this engine leave one by one"
-            shared = self._shared[call.worker] = SharedEngine(engine, worker.version)
+        assert call.worker is not None, "a worker samples"
+        shared = self.share(call.worker, worker)
         self._over.get(call.worker, {}).pop(number, None)
         warnings: list[str] = []
         kept = NOTHING if call.kept is None else KeptRows(tuple(call.kept), call.kept.kept_cache)

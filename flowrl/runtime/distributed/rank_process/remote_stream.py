@@ -10,21 +10,20 @@ from typing import TYPE_CHECKING
 
 from ....errors import WrongAnswer
 from ....workers.decode_slots import EngineSlots
-from ....workers.model_options import Sampling
-from ....workers.streaming import SampledRow
+from ....workers.streaming import SampledRow, SampleRequest
 from ....workers.tokens.check_sampled import check_row
 from ..balance_rows import by_prefix
 from ..protocol import Asked, Failed, Offers, Polled, Serving
 from .policy_rows import PATIENCE
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from ....batch import Column
     from .peers import Begun, Peers
 
 #: Seconds after which who waits for rows looks at what else there is to do.
 TICK = 0.01
+#: Seconds that a rank waits for rows where somebody listens to some: then it says what these have so far.
+SHOWN_EVERY = 0.05
 
 
 class RemoteCall:
@@ -60,11 +59,13 @@ class _Engine:
 
 @dataclass(frozen=True, eq=False)
 class _Poll:
-    """What an engine was asked and has not answered; ``waits``: until there are rows."""
+    """What an engine was asked and has not answered; ``waits``: until there are rows. ``heard``: tokens that were known
+    of rows that somebody listens to."""
 
     engine: _Engine
     begun: Begun
     waits: bool
+    heard: Mapping[int, Mapping[int, int]]
 
 
 class RemoteStream:
@@ -77,6 +78,8 @@ class RemoteStream:
 
     def __init__(self, at: Serving, peers: Peers, offers: Offers) -> None:
         self._at, self._peers, self._offers = at, peers, offers
+        self.follows, self.kept_cache = at.follows, False
+        self._version = at.version  # of the newest weights that an engine was known to have
         self._name = secrets.token_hex(8)
         self._engines = [_Engine(rank, place) for place, rank in enumerate(at.ranks)]
         self._homes: dict[int, int] = {}  # places of ranks, by the seed of a row
@@ -85,12 +88,14 @@ class RemoteStream:
         self._polls: list[_Poll] = []
         self._found: list[SampledRow] = []
         self._numbers = 0
+        self._listens = False  # somebody has
+        self._heard: dict[tuple[int, int], int] = {}  # tokens that are known of rows that somebody listens to
+        self._grown: dict[tuple[int, int], tuple[int, SampledRow]] = {}  # what came of them behind so many tokens
 
-    def submit(
-        self, prompts: Column, n: int, seeds: Tensor, sampling: Sampling, starts: Tensor | None = None
-    ) -> RemoteCall:
+    def submit(self, request: SampleRequest) -> RemoteCall:
         """Begin a call of one row for each prompt. The ranks are told of it by the next :meth:`rows_of`."""
-        assert n == 1, "who asks a policy row by row has a prompt for each"
+        assert request.n == 1 and not request.kept, "who asks a policy row by row has a prompt for each"
+        prompts, seeds, starts = request.prompts, request.seeds, request.starts
         self._numbers += 1
         at: list[tuple[int, int]] = [(0, 0)] * len(prompts)
         sizes = [int(length) + 1 for length in prompts.lengths]
@@ -99,7 +104,8 @@ class RemoteStream:
                 continue
             engine = self._engines[place]
             some = None if starts is None else starts[rows]
-            engine.queued.append(Asked(self._numbers, prompts.take(rows), 1, seeds[rows], sampling, some))
+            part = replace(request, prompts=prompts.take(rows), seeds=seeds[rows], starts=some)
+            engine.queued.append(Asked(self._numbers, part))
             engine.seeds.update(seeds[rows].tolist())
             engine.load += sum(sizes[row] for row in rows)
             engine.open += len(rows)
@@ -121,6 +127,19 @@ class RemoteStream:
         self._found = [row for row in self._found if row.call not in wanted]
         for call in [each for each in calls if each.is_over and not each.aborted]:
             del self._calls[call.number]
+        return found
+
+    def tokens_since(self, known: Mapping[RemoteCall, Mapping[int, int]]) -> list[SampledRow]:
+        """Return what came of rows that run and have more tokens than are ``known`` of them, by call and row, with
+        these alone. The ranks are asked for more of all these rows from here on, and of no others.
+        """
+        self._listens |= bool(known)
+        self._heard = {(call.number, row): count for call, rows in known.items() for row, count in rows.items()}
+        found: list[SampledRow] = []
+        for place, (before, row) in self._grown.items():
+            if (count := self._heard.get(place)) is not None and before <= count < before + len(row.ids):
+                found.append(row.since(count - before))
+        self._grown.clear()
         return found
 
     def abort_rows(self, wanted: Mapping[RemoteCall, Iterable[int] | None]) -> list[SampledRow]:
@@ -207,8 +226,13 @@ class RemoteStream:
     def _tell(self, engine: _Engine, *, waits: bool) -> None:
         queued, engine.queued = engine.queued, []
         engine.latest = max([engine.latest, *(asked.number for asked in queued)])
-        words = (self._at.name, self._at.version, self._name, queued, PATIENCE if waits else 0.0)
-        self._polls.append(_Poll(engine, self._peers.call(engine.rank, "poll", *words), waits))
+        heard: dict[int, dict[int, int]] = {}
+        for (number, row), count in self._heard.items():
+            if (call := self._calls.get(number)) is not None and row in call.left and call.at[row][0] == engine.place:
+                heard.setdefault(number, {})[call.at[row][1]] = count
+        patience = 0.0 if not waits else SHOWN_EVERY if self._listens else PATIENCE
+        begun = self._peers.call(engine.rank, "poll", self._at, self._name, queued, patience, heard)
+        self._polls.append(_Poll(engine, begun, waits, heard))
 
     def _hear(self, seconds: float) -> None:
         """Take the answers that are there, or come in time."""
@@ -232,8 +256,12 @@ class RemoteStream:
             polled: Polled = answer
             engine.first = polled.first if engine.first is None else engine.first
             engine.steps = max(engine.steps, polled.steps)
+            if self.follows:
+                self._version, self.kept_cache = max(self._version, polled.version), self.kept_cache | polled.kept_cache
             for row in polled.rows:
                 self._take_row(engine, row)
+            for row in polled.grown:
+                self._take_grown(poll, row)
         except WrongAnswer as error:
             error.what = f"{self._at.name} on rank {engine.rank}: {error.what}"
             raise
@@ -244,11 +272,21 @@ class RemoteStream:
         number = None if call is None else call.rows.get((engine.place, row.row))
         if call is None or number is None or number not in call.left | call.aborted:
             raise WrongAnswer(f"row {row.row} of call {row.call} was not asked for, or was answered before.")
-        check_row(row, self._at.version)
+        check_row(row, self._version)
         engine.used += len(row.ids)
         if number in call.left:
             self._drop(engine.place, call, [row.row])
             self._found.append(replace(row, row=number))
+
+    def _take_grown(self, poll: _Poll, row: SampledRow) -> None:
+        """Keep what came of a row that somebody listens to, unless it has ended by another answer."""
+        call, before = self._calls.get(row.call), poll.heard.get(row.call, {}).get(row.row)
+        if before is None:
+            raise WrongAnswer(f"nobody listens to row {row.row} of call {row.call}.")
+        check_row(row, self._version)
+        number = None if call is None else call.rows.get((poll.engine.place, row.row))
+        if call is not None and number in call.left:
+            self._grown[row.call, number] = before, replace(row, row=number)
 
     def _ended(self, engine: _Engine, begun: Begun) -> list[SampledRow]:
         """Return the rows that a rank has ended; none where it is gone."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ....batch import Column
@@ -14,8 +15,9 @@ from ....workers.decode_slots import counts_slots
 from ....workers.model_options import Sampled, Sampling
 from ....workers.streaming import SampledRow
 from ....workers.tokens.sampling import SamplingArguments
-from ..protocol import Asked, Failed, Offers, Polled
+from ..protocol import Asked, Failed, Offers, Polled, Serving
 from .policy_rows import PATIENCE, PolicyRows
+from .rank_streams import RankStreams
 from .rank_weights import Key
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ class Policies:
 
     workers: dict[Key, Worker]
     specs: dict[Key, WorkerSpec]
+    streams: RankStreams
 
     def __init__(self) -> None:
         self._serves = threading.Lock()  # one whole call at a time is in the engine of a policy
@@ -57,16 +60,40 @@ class Policies:
             return Failed.of(error)
 
     def poll(
-        self, name: str, version: int, caller: str, asked: Sequence[Asked], seconds: float = PATIENCE
+        self,
+        at: Serving,
+        caller: str,
+        asked: Sequence[Asked],
+        seconds: float = PATIENCE,
+        heard: Mapping[int, Mapping[int, int]] | None = None,
     ) -> Polled | Failed:
-        """Have calls join the batch of a policy; return the rows that have ended. ``version``: of the weights."""
+        """Have calls join the batch of a policy; see :meth:`PolicyRows.poll`."""
         try:
-            here = self.serving(name).version
-            if self.specs[self._serving_key(name)].serving and here != version:
-                raise WrongAnswer(f"the weights here are version {here}, and the call is for version {version}.")
-            return self._rows_of(name).poll(caller, asked, seconds)
+            policy: Any = self.follow(at.name) if at.follows else self.serving(at.name)
+            here = policy.version
+            is_other = here < at.version if at.follows else here != at.version
+            if self.specs[self._serving_key(at.name)].serving and is_other:
+                raise WrongAnswer(f"the weights here are version {here}, and the call is for version {at.version}.")
+            polled = self._rows_of(at.name).poll(caller, asked, seconds, heard)
+            return (
+                replace(polled, version=policy.version, kept_cache=policy.stream.kept_cache) if at.follows else polled
+            )
         except Exception as error:
             return Failed.of(error)
+
+    def follow(self, name: str) -> Worker:
+        """Return a policy whose engine counts versions: publishes come while others ask it row by row."""
+        policy, stream = self.serving(name), self.stream_of(self._serving_key(name))
+        assert stream is not None, "rows leave its engine one by one"
+        if not stream.follows:
+            with stream.held():
+                self.streams.share(self._serving_key(name), policy)
+                stream.follows = True
+        return policy
+
+    def stream_of(self, key: Key) -> Any:
+        """Return by what others ask a worker here row by row; None where nobody does."""
+        return getattr(self.workers.get(key), "stream", None)
 
     def abort_rows(self, name: str, caller: str, rows: Mapping[int, Iterable[int]], latest: int) -> list[SampledRow]:
         """End rows in the batch of a policy."""

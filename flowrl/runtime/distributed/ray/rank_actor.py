@@ -43,19 +43,21 @@ THREADS = {
     "move": 1,  # weights are on their way
     "serve": 1,  # a policy samples for environments on other ranks, which this one may be waiting for in turn
     "save": 1,  # files of a checkpoint are written while this rank works
+    "beside": 1,  # episodes of several steps are played
 }
 
 
-def threads_of(ranks: int) -> dict[str, int]:
-    """Return the threads of each lane, in a run of so many ranks: each may play episodes, and wait twice for rows."""
-    return {**THREADS, "serve": min(2 * ranks + 1, 256)}
+def threads_of(ranks: int, beside: int = 4) -> dict[str, int]:
+    """Return the threads of each lane, in a run of so many ranks: each may play the episodes of so many calls
+    ``beside`` each other, and wait twice for rows of each. Calls beyond that wait for others to end."""
+    return {**THREADS, "serve": min(2 * ranks * beside + 1, 256), "beside": beside}
 
 
 def lane_of(method: str, args: Sequence[Any]) -> str:
     """The lane of a call: a library's run beside those of workers, as they are short and hold up others."""
     if method == "run":
         call: RankCall = args[0]
-        return "light" if call.worker is None else "work"
+        return "light" if call.worker is None else "beside" if call.joins else "work"
     return LANES.get(method, "work")
 
 
@@ -94,6 +96,7 @@ class RankActor:
     move = _in_lane("move")
     serve = _in_lane("serve")
     save = _in_lane("save")
+    beside = _in_lane("beside")
 
     def _called(self, method: str, args: Sequence[Any]) -> Any:
         if method == "alive":

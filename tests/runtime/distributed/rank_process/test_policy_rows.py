@@ -14,11 +14,12 @@ from flowrl.runtime.distributed.protocol import Asked
 from flowrl.runtime.distributed.rank_process import policy_rows
 from flowrl.runtime.distributed.rank_process.policy_rows import PolicyRows
 from flowrl.workers.model_options import Sampling
+from flowrl.workers.streaming import SampleRequest
 
 
 def asked(number, *seeds, tokens=5, token=3):
     column = fl.Column.of([[token]] * len(seeds), dim="prompt", dtype="i32")
-    return Asked(number, column, 1, torch.tensor(seeds), Sampling(max_tokens=tokens))
+    return Asked(number, SampleRequest(column, 1, torch.tensor(seeds), Sampling(max_tokens=tokens)))
 
 
 def test_each_gets_its_own_rows_under_its_own_numbers():

@@ -29,8 +29,8 @@ class Begun:
 def begin(engine: FakeEngine, kept: KeptRows = NOTHING, tokens: int = 9) -> tuple[SharedEngine, Rows, Begun]:
     shared = SharedEngine(engine, 3)
     prompts = fl.Column.of([[3], [5]], dim="prompt", dtype="i32")
-    asked = SampleRequest(engine, prompts, 2, torch.arange(4), Sampling(max_tokens=tokens))
-    rows = shared.submit(asked, kept.rows, kept_cache=kept.kept_cache)
+    asked = SampleRequest(prompts, 2, torch.arange(4), Sampling(max_tokens=tokens), kept=kept.rows)
+    rows = shared.submit(asked, kept_cache=kept.kept_cache)
     return shared, rows, Begun(Streamed(rows), Teller(kept))
 
 
@@ -44,10 +44,8 @@ def test_tokens_are_told_until_they_are_known_and_another_engine_ends_the_rows(l
     """Every so many answers are lost on their way; what was heard and the rest are the rows of the undisturbed call."""
     engine = FakeEngine(stop=(0,))
     shared, _, begun = begin(engine)
-    whole = SampleRequest(
-        engine, fl.Column.of([[3], [5]], dim="prompt", dtype="i32"), 2, torch.arange(4), Sampling(max_tokens=9)
-    )
-    wanted = FakeEngine(stop=(0,)).generate(whole.prompts, 2, whole.seeds, whole.sampling).ids.to_list()
+    prompts = fl.Column.of([[3], [5]], dim="prompt", dtype="i32")
+    wanted = FakeEngine(stop=(0,)).generate(prompts, 2, torch.arange(4), Sampling(max_tokens=9)).ids.to_list()
     heard, sizes = HeardTokens(), []
     for step in range(5):
         shared.step()

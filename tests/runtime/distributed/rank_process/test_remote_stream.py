@@ -20,6 +20,7 @@ from flowrl.runtime.distributed.rank_process.remote_stream import RemoteStream
 from flowrl.testing import SampledRow
 from flowrl.workers.decode_slots import DecodeSlots, counted, counted_in
 from flowrl.workers.model_options import Sampling
+from flowrl.workers.streaming import SampleRequest
 
 WHAT = ("response_ids", "response_mask", "rewards", "turns", "finish_reason", "versions", "sampled_tokens")
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
@@ -149,12 +150,12 @@ def test_one_process_finds_the_same_batch_each_time():
 
 def test_rows_of_a_prompt_begin_on_one_rank_and_stay_there():
     class Notes(Gated):
-        def submit(self, prompts, n, seeds, sampling, starts=None):
+        def submit(self, request):
             self.seen = [
                 *getattr(self, "seen", []),
-                *zip(seeds.tolist(), [p[0] for p in prompts.to_list()], strict=True),
+                *zip(request.seeds.tolist(), [p[0] for p in request.prompts.to_list()], strict=True),
             ]
-            return super().submit(prompts, n, seeds, sampling, starts)
+            return super().submit(request)
 
     engines = [Notes(), Notes()]
     walk().rollout(rows(4), policy=handle(Near(dict(enumerate(map(PolicyRank, engines))))), n=3)
@@ -170,7 +171,7 @@ def test_rows_that_come_one_by_one_are_spread_over_ranks():
     stream = RemoteStream(Serving("actor", (0, 1), 0), peers, Offers(None, True, True))
     for seed in range(8):
         column = fl.Column.of([[1 + seed] * 4], dim="prompt", dtype="i32")
-        stream.submit(column, 1, torch.tensor([seed]), Sampling(max_tokens=5))
+        stream.submit(SampleRequest(column, 1, torch.tensor([seed]), Sampling(max_tokens=5)))
     assert [engine.open for engine in stream._engines] == [4, 4]
 
 
@@ -316,7 +317,7 @@ def test_an_answer_that_cannot_be_right_names_the_rank(answers, said):
 
     stream = RemoteStream(Serving("actor", (7,), 2), Wrong(), Offers(None, True))
     prompts = fl.Column.of([[1], [2]], dim="prompt", dtype="i32")
-    call = stream.submit(prompts, 1, torch.arange(2), Sampling(max_tokens=5))
+    call = stream.submit(SampleRequest(prompts, 1, torch.arange(2), Sampling(max_tokens=5)))
     with pytest.raises(WrongAnswer, match=f"actor on rank 7:? .*{said}"):
         stream.rows_of([call])
 
@@ -328,7 +329,7 @@ def test_rows_are_aborted_wherever_they_are():
     prompts = fl.Column.of([[1], [2], [3]], dim="prompt", dtype="i32")
 
     def submit(*seeds):
-        return stream.submit(prompts, 1, torch.tensor(seeds), Sampling(max_tokens=600))
+        return stream.submit(SampleRequest(prompts, 1, torch.tensor(seeds), Sampling(max_tokens=600)))
 
     call = submit(1, 2, 3)
     found = []
