@@ -1,6 +1,7 @@
 """Steps of other plans on this machine, predicted from one run on two ranks, beside what they then take.
 
-    python benchmarks/forecast.py [--steps 8] [--rounds 1] [--only WORD] [--vllm PYTHON] [--docs] [--keep DIR]
+    python benchmarks/forecast.py [--steps 8] [--rounds 1] [--only WORD] [--vllm PYTHON] [--vllm-rounds 1]
+                                   [--docs] [--keep DIR]
 
 ``flowrl run`` makes the one run that is calibrated by, for each engine, colocated on two ranks. ``flowrl simulate
 --calibrated-by`` predicts a step of each other plan from it, and ``flowrl run`` runs it. Of what is predicted nothing
@@ -198,6 +199,8 @@ def where(asked: argparse.Namespace) -> str:
     git = ["git", "rev-parse", "--short", "HEAD"]
     commit = subprocess.run(git, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
     rounds = "1 round" if asked.rounds == 1 else f"medians of {asked.rounds} rounds"
+    if asked.vllm and asked.vllm_rounds < asked.rounds:
+        rounds += f" ({asked.vllm_rounds} of vllm)"
     machine = f"{os.cpu_count()} cores of {names[0] if names else platform.machine()}"
     return f"Measured on {machine}, commit {commit}, {rounds} of {asked.steps} steps."
 
@@ -208,6 +211,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--only", default="", help="cases with this in their name")
     parser.add_argument("--vllm", metavar="PYTHON", help="a Python with vLLM; without it only hf is looked at")
+    parser.add_argument("--vllm-rounds", type=int, default=1, help="of these so many have vLLM too")
     parser.add_argument("--docs", action="store_true", help="write the page")
     parser.add_argument(
         "--keep", type=Path, help="keep the folders of the runs below this one; those that are there are not run again"
@@ -217,7 +221,7 @@ def main() -> None:
     found: dict[Case, Found] = {}
     try:
         for number in range(asked.rounds):
-            for engine in ("hf", *(["vllm"] if asked.vllm else [])):
+            for engine in ("hf", *(["vllm"] if asked.vllm and number < asked.vllm_rounds else [])):
                 one_round(engine, asked, found, out / f"{engine}-{number}")
     finally:
         if asked.keep is None:
