@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,27 +30,29 @@ def find_tokenizer(said: Any, revision: str | None = None, *, trust_remote_code:
 
 
 class Tokenizers:
-    """The tokenizers of a flow, each read once. ``workers`` are classes and arguments by name, in the order of their
-    declaration; ``of_worker`` gives the tokenizer of one."""
+    """The tokenizers of a flow, each read once, in whatever threads it is asked for. ``workers`` are classes and
+    arguments by name, in the order of their declaration; ``of_worker`` gives the tokenizer of one."""
 
     def __init__(self, workers: Mapping[str, tuple[type, Mapping[str, Any]]], of_worker: Callable[[str], Any]) -> None:
         self._workers, self._of_worker = workers, of_worker
         self._known: dict[int, tuple[Any, Any]] = {}  # with what named it, so that the id stays its own
         self._by_worker: dict[str, Any] = {}
+        self._reading = threading.RLock()  # what reads them is imported by one thread
 
     def find(self, said: Any) -> Any:
         """Return the tokenizer of a handle, a function, a name or a folder; of the flow's actor for None.
 
         Raises ModelError where no worker has one, and what :func:`find_tokenizer` raises.
         """
-        if said is None or is_handle(said):
-            name: str = said.name if said is not None else actor_of(self._workers)
-            if name not in self._by_worker:
-                self._by_worker[name] = self._of_worker(name)
-            return self._by_worker[name]
-        if id(said) not in self._known:
-            self._known[id(said)] = (said, find_tokenizer(said))
-        return self._known[id(said)][1]
+        with self._reading:
+            if said is None or is_handle(said):
+                name: str = said.name if said is not None else actor_of(self._workers)
+                if name not in self._by_worker:
+                    self._by_worker[name] = self._of_worker(name)
+                return self._by_worker[name]
+            if id(said) not in self._known:
+                self._known[id(said)] = (said, find_tokenizer(said))
+            return self._known[id(said)][1]
 
 
 def refuse_code(error: Exception, what: str) -> None:

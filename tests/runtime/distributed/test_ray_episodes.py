@@ -15,6 +15,7 @@ pytest.importorskip("ray", reason="the extra [ray] is not installed")
 
 import flowrl as fl
 from flowrl.placement.plan.plan import Pipeline, Place, Plan, Pool
+from flowrl.runtime.distributed.executor import DistributedExecutor
 
 pytestmark = pytest.mark.slow
 
@@ -134,3 +135,67 @@ def test_a_policy_that_is_killed_answers_again(cluster, tmp_path):
     events = [json.loads(line) for line in (tmp_path / "ranks" / "events.jsonl").read_text().splitlines()]
     lost = [event for event in events if event["kind"] == "lost"]
     assert len(lost) == 1 and "pool 'model'" in lost[0]["text"]
+
+
+class Waits(fl.Env):
+    """Step k waits behind its first turn until version k is published, which comes of the update of the step before."""
+
+    turns = 3
+    folder = ""
+
+    def reset(self, row, seed):
+        return (int(row["number"]) // 2, 0), "1"
+
+    def step(self, state, action):
+        step, turn = state
+        end = time.monotonic() + 60
+        while turn == 0 and step and not Path(self.folder, f"version.{step}").exists():
+            assert time.monotonic() < end, "the publish waits for the episodes"
+            time.sleep(0.01)
+        return (step, turn + 1), "1", float(len(action)), turn == 2
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_publishes_come_while_episodes_wait_and_those_of_two_steps_are_played_at_once(
+    cluster, tmp_path, monkeypatch, processes
+):
+    install, steps = DistributedExecutor.install, 3
+
+    def installed(executor, name, version, *weights, **how):
+        moved = install(executor, name, version, *weights, **how)
+        (tmp_path / f"version.{version}").touch()
+        return moved
+
+    monkeypatch.setattr(DistributedExecutor, "install", installed)
+    flow = fl.Flow("play")
+    actor = flow.worker(fl.Actor, module_of("stale_flow").MODEL, lr=1e-2, max_tokens=4, name="actor")
+    game = flow.worker(type("WaitsThere", (Waits,), {"folder": str(tmp_path)}), name="game")
+
+    @flow.program
+    def play():
+        rows = fl.data.rows([{"prompt": "2", "number": i} for i in range(2 * steps)], batch=2, shuffle=False)
+        for step, batch in flow.steps(rows, steps):
+            batch = fl.rl.group_advantages(game.rollout(batch, policy=actor, n=2))
+            flow.log(step, actor.update(batch, loss=fl.rl.ppo_clip()), reward=batch.rewards.mean())
+
+    pools = {name: Pool(name, processes=processes if name == "games" else 1) for name in ("train", "model", "games")}
+    place = {"actor": {"train": Place("train"), "generate": Place("model")}, "game": Place("games")}
+    pipeline = Pipeline(staleness=1, publish="interrupt", deadline=120)
+    flow.run(
+        "play",
+        runtime="ray",
+        out=tmp_path / "run",
+        quiet=True,
+        plan=Plan(pools, place, pipeline=pipeline),
+        trajectories=4,
+        trajectories_every=1,
+    )
+    found = {}
+    for row in trajectories(tmp_path / "run"):
+        mask, versions = row["response_mask"], row["versions"]
+        sampled = [version for version, is_sampled in zip(versions, mask, strict=True) if is_sampled]
+        assert sampled == sorted(sampled)
+        found.setdefault(row["step"], set()).update(sampled)
+    assert found[0] == {0} and all({step} < found[step] <= {step - 1, step} for step in range(1, steps))
+    lags = [json.loads(line).get("lags") for line in (tmp_path / "run" / "traffic.jsonl").read_text().splitlines()]
+    assert [each for each in lags if each] == [{"0": 2}, *[{"1": 2}] * (steps - 1)]
