@@ -223,7 +223,7 @@ class VirtualClock:
         rows = self.pace.rows(call) if call.serves else None
         if rows is None:
             seconds = self.pace.seconds(call) / command.chunks
-            parts = self.pace.parts(call) if seconds > 0 and not call.serves else {}
+            parts: Parts = self.pace.parts(call) if seconds > 0 and not call.serves else {}
             ahead = {self._tails[p] for p in call.pools if call.queues and self._tails.get(p) in self._open}
             if parts or ahead:
                 self._run_open(call, command, seconds, parts, begin, ahead)

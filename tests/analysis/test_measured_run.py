@@ -76,6 +76,23 @@ def test_weights_that_were_published_have_their_bytes_and_rows_their_lag(stale, 
     assert flown.lags == {0: stale.PROMPTS, 1: stale.PROMPTS * (STEPS - 1)}
 
 
+def test_how_alike_rows_of_a_prompt_were_is_recorded_and_read_again(stale, tmp_path):
+    from statistics import fmean
+
+    from flowrl.analysis.measured_run import tokens_of_run
+    from flowrl.placement.cost.group_correlation import correlation
+
+    run(stale, tmp_path, trajectories=stale.PROMPTS, trajectories_every=1)
+    rows: dict[int, list[dict]] = {}
+    for row in lines(tmp_path / "trajectories.jsonl"):
+        rows.setdefault(row["step"], []).append(row)
+    seen = [correlation([len(r["response_ids"]) for r in by], [r["key"][0] for r in by]) for by in rows.values()]
+    said = [line["alike"] for line in lines(tmp_path / "traffic.jsonl") if line["responses"]]
+    assert said == [None if each is None else pytest.approx(each, abs=1e-6) for each in seen] and len(said) == STEPS
+    known = [each for each in seen if each is not None]
+    assert tokens_of_run(tmp_path, "stale").alike == pytest.approx(max(0.0, fmean(known or [0.0])), abs=1e-6)
+
+
 def test_weights_that_change_their_copy_inside_a_pool_have_a_time_under_their_one_name(stale, tmp_path):
     plan = Plan({"main": "cpu"}, pipeline=Pipeline(staleness=1))
     graph, flown = run(stale, tmp_path, plan=plan)

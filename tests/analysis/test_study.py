@@ -210,7 +210,9 @@ def test_a_graph_without_a_plan_has_no_word_of_one(grpo):
 
 
 def test_lengths():
-    assert read_lengths("lognormal:800,1.0") == ("lognormal", (800.0, 1.0))
+    assert read_lengths("lognormal:800,1.0") == ("lognormal", (800.0, 1.0), 0.0)
+    assert read_lengths("lognormal:800,1.0,alike=0.6") == ("lognormal", (800.0, 1.0), 0.6)
+    assert read_lengths("uniform:1,9,alike=1") == ("uniform", (1.0, 9.0), 1.0)
     drawn = Lengths(10, 4096, "lognormal", (800.0, 0.5)).draw(20000, "seed")
     assert sum(drawn) / len(drawn) == pytest.approx(800, rel=0.03)
     assert max(Lengths(10, 900, "lognormal", (800.0, 2.0)).draw(1000, "s")) == 900
@@ -241,8 +243,18 @@ def test_the_mean_of_lengths_is_that_of_their_quantiles(lengths):
 
 
 def test_the_most_tokens_of_a_call_end_a_long_tail():
-    assert read_lengths("lognormal:800,1.0,4096") == ("lognormal", (800.0, 1.0, 4096.0))
-    assert Lengths(10, 4096, "lognormal", (800.0, 1.0)).words == "lognormal, mean 800, sigma 1, at most 4096"
+    assert read_lengths("lognormal:800,1.0,4096") == ("lognormal", (800.0, 1.0, 4096.0), 0.0)
+    words = "lognormal, mean 800, sigma 1, at most 4096"
+    assert Lengths(10, 4096, "lognormal", (800.0, 1.0)).words == words
+    assert Lengths(10, 4096, "lognormal", (800.0, 1.0), 0.6).words == f"{words}, correlated by 0.6 within a prompt"
+
+
+@pytest.mark.parametrize("said", ["1.5", "-0.1", "x", "nan", "0.5,9"])
+def test_a_correlation_that_is_none(said):
+    with pytest.raises(UsageError, match="alike is the correlation of rows to one prompt, from 0 to 1, not"):
+        read_lengths(f"uniform:1,9,alike={said}")
+    with pytest.raises(UsageError, match="rows of one length have no correlation"):
+        read_lengths("fixed:9,alike=0.5")
 
 
 @pytest.mark.parametrize(
@@ -274,7 +286,8 @@ def test_one_worker_that_makes_way_alone_leaves_before_the_turns_of_the_others_a
             grpo.use_model(name, "llama-7b")
     pools = {"all": Pool("all", devices=(0, 1, 2, 3)), "cpu": Pool("cpu", processes=4)}
     wide = Place("all", Mesh.of("fsdp=4"), "fsdp2")
-    actor = {"train": wide, "generate": Place("all", Mesh.of("tp=4"), "vllm")}
+    engine = Place("all", Mesh.of("tp=4"), "vllm", options={"prefix_cache": False})
+    actor = {"train": wide, "generate": engine}
     plan = Plan(pools, {"actor": actor, "ref": wide, "reward": Place("cpu")}, Cluster.of("a100-80:1x4"))
     study = grpo.study(plan, tokens=Tokens(512, "fixed", (1024.0,)), steps=6, prompts_per_step=64)
     assert set(study.memory["all"].sizes) == {"actor.train"}

@@ -57,23 +57,24 @@ def _all_below(place: float, group: int, alike: float) -> float:
 
 
 def correlation(lengths: Sequence[float], prompts: Sequence[Hashable]) -> float | None:
-    """Return how alike rows to one prompt are; None where no prompt has two rows, or all rows are equally long.
+    """Return how alike rows to one prompt are; None of fewer than two prompts, of one row to each, or of equal rows.
 
-    It is the correlation of their normal scores: the numbers whose places among normal ones are those of the lengths,
-    equal lengths having the place in their middle. It is 0 on average, and may be below it, where the prompt says
-    nothing.
+    It is the intraclass correlation (Fisher 1925, section 38; from an analysis of variance) of their normal scores: the
+    numbers whose places among normal ones are those of the lengths, equal lengths having the place in their middle. It
+    is about 0 on average, and may be below it, where the prompt says nothing; of few prompts it is a little too small.
     """
     scores = _scores(lengths)
     groups: dict[Hashable, list[float]] = {}
     for prompt, score in zip(prompts, scores, strict=True):
         groups.setdefault(prompt, []).append(score)
-    pairs = sum(len(rows) * (len(rows) - 1) for rows in groups.values())
-    spread = sum(score * score for score in scores) / len(scores) if scores else 0.0
-    if not pairs or not spread:
+    rows, count = len(scores), len(groups)
+    if not 1 < count < rows or not any(scores):
         return None
-    together = sum(sum(rows) ** 2 - sum(score * score for score in rows) for rows in groups.values()) / pairs
-    among_all = spread / (len(scores) - 1)  # scores sum up to 0, so that two of any rows go a little apart
-    return (together + among_all) / (spread + among_all)
+    of_prompts = sum(sum(group) ** 2 / len(group) for group in groups.values())
+    between = of_prompts / (count - 1)
+    within = (sum(score * score for score in scores) - of_prompts) / (rows - count)
+    each = (rows - sum(len(group) ** 2 for group in groups.values()) / rows) / (count - 1)  # rows to a prompt
+    return (between - within) / (between + (each - 1) * within)
 
 
 def _scores(lengths: Sequence[float]) -> list[float]:

@@ -96,13 +96,26 @@ def test_what_was_drawn_is_found_again_whatever_the_distribution(alike):
 
 
 def test_few_rows_that_have_nothing_to_do_with_each_other_are_not_alike_on_average():
-    chance, prompts = random.Random(5), [0, 0, 1, 1, 2, 2]
-    found = [correlation([chance.random() for _ in prompts], prompts) for _ in range(4000)]
+    chance, prompts = random.Random(5), [row // 4 for row in range(64)]
+    found = [correlation([chance.random() for _ in prompts], prompts) for _ in range(1000)]
     assert fmean(f for f in found if f is not None) == pytest.approx(0.0, abs=0.03)
 
 
 def test_where_nothing_can_be_told_there_is_no_correlation():
     assert correlation([], []) is None
     assert correlation([3, 4, 5], ["a", "b", "c"]) is None, "no prompt has two rows"
+    assert correlation([3, 4, 5], ["a", "a", "a"]) is None, "there is one prompt"
     assert correlation([8, 8, 8, 8], [0, 0, 1, 1]) is None, "all rows were cut at the same length"
     assert correlation([1, 1, 9, 9], [0, 0, 1, 1]) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("alike", [0.0, 0.4, 0.85])
+def test_steps_of_few_prompts_of_any_size_say_it_on_average(alike):
+    chance = random.Random(7)
+    found: list[float] = []
+    for _ in range(400):
+        prompts = [prompt for prompt in range(16) for _ in range(chance.randint(1, 8))]
+        common = [chance.gauss(0, 1) for _ in range(16)]
+        rows = [math.sqrt(alike) * common[p] + math.sqrt(1 - alike) * chance.gauss(0, 1) for p in prompts]
+        found.append(correlation(rows, prompts) or 0.0)
+    assert alike - 0.08 < fmean(found) < alike + 0.03, "of few prompts a little less"
