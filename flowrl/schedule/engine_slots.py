@@ -71,10 +71,12 @@ class EngineSlots:
         """Put the rows of a chunk of a call behind those that wait; ``windowed`` ones are told of by groups."""
         self.batch.use(rows.engine)
         groups = rows.chunk(key[1], chunks)
+        if not windowed:  # nobody is told of a group, so that all are one
+            groups = [(0, [tokens for _, group in groups for tokens in group])]
         count = sum(len(group) for _, group in groups)
         self._left[key] = _Left(count, count, {number: len(group) for number, group in groups}, windowed)
-        for number, group in groups:
-            self.batch.submit((*key, number), group)
+        for place, (number, group) in enumerate(groups):
+            self.batch.submit((*key, number), group, call=not place)
 
     def advance(self, time: float) -> list[Entered | Grouped | Finished]:
         """Go on to a time; return what the schedule has to know of the way."""

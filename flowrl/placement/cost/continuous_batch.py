@@ -66,9 +66,14 @@ class ContinuousBatch:
         self._steps: dict[int, float] = {}
         self._ahead: tuple[ContinuousBatch, list[Moved]] | None = None  # what until() has looked ahead to
 
-    def submit(self, key: Hashable, tokens: Iterable[float], weights: Iterable[int] | None = None) -> None:
-        """Put rows of so many tokens behind those that wait. A row of a weight stands for so many equal ones."""
-        self._stalled += self.engine.call
+    def submit(
+        self, key: Hashable, tokens: Iterable[float], weights: Iterable[int] | None = None, *, call: bool = True
+    ) -> None:
+        """Put rows of so many tokens behind those that wait. A row of a weight stands for so many equal ones.
+
+        ``call``: they begin a call, rather than to be further rows of one.
+        """
+        self._stalled += self.engine.call if call else 0.0
         if weights is None:
             self._waiting.extend([(t, 1, key) for t in tokens])
         else:

@@ -98,6 +98,14 @@ def lots_of(targets: Sequence[int], pieces: Iterable[tuple[Box, tuple[int, ...]]
             yield Lot(box, holders, False, len(targets) - len(served), targets, frozenset(served))
 
 
+class _Away:
+    """Targets of nodes that lack something, by node; by how many they are there, what each of their places brings."""
+
+    def __init__(self, groups: list[list[int]]) -> None:
+        self.groups = groups
+        self.brought = {count: Counter[int]() for count in sorted({len(group) for group in groups}) if count > 1}
+
+
 class Passing:
     """What passes each process, lot by lot, without lists of who gets what.
 
@@ -119,7 +127,7 @@ class Passing:
         for target in targets:
             by_node.setdefault(self._at(target), []).append(target)
         near, own = dict[object, int](), dict[int, int]()  # numbers that a node has here, those of its own of a target
-        away: dict[tuple[object, ...], dict[int, Counter[int]]] = {}  # by nodes without them: who brings how much
+        away: dict[frozenset[object], _Away] = {}  # by the nodes that have them
         for size, holders in sizes:
             whole, served = size * times, 0
             sources: dict[object, list[int]] = {}
@@ -127,29 +135,32 @@ class Passing:
                 sources.setdefault(self._at(holder), []).append(holder)
                 if holder in there:
                     own[holder] = own.get(holder, 0) + whole
+            with_it: list[object] = []
             for name, beside in sources.items():
                 group = by_node.get(name)
                 if group is None:
                     continue
                 served += len(group)
+                with_it.append(name)
                 near[name] = near.get(name, 0) + whole
                 lacking = len(group) - sum(holder in there for holder in beside)
                 if lacking:
                     self._send(beside, size, times * lacking, inside=True)
             if served < len(targets):
-                lacking = tuple(name for name in by_node if name not in sources)
-                self._send(holders, size, times * len(lacking), inside=False)
-                brings = away.setdefault(lacking, {})
-                for count in sorted({len(by_node[name]) for name in lacking}):
-                    shares = self._turns.share(targets[0], count, size, times) if count > 1 else {}
-                    brings.setdefault(count, Counter()).update(shares)
+                key = frozenset(with_it)
+                if key not in away:
+                    away[key] = _Away([group for name, group in by_node.items() if name not in key])
+                self._send(holders, size, times * len(away[key].groups), inside=False)
+                for count, brought in away[key].brought.items():
+                    brought.update(self._turns.share(targets[0], count, size, times))
         for name, numbers in near.items():
             for target in by_node[name]:
                 if more := numbers - own.get(target, 0):
                     self.near[target] += more
-        for lacking, brings in away.items():
-            for name in lacking:
-                self._pass_on(by_node[name], brings[len(by_node[name])])
+        for each in away.values():
+            for group in each.groups:
+                if len(group) > 1:
+                    self._pass_on(group, each.brought[len(group)])
 
     def _pass_on(self, there: Sequence[int], brought: Mapping[int, int]) -> None:
         """Count what the targets of a node give each other of what they have brought, by their places."""
