@@ -23,6 +23,7 @@ from .plan_settings import refined
 from .study import Study
 
 _TRIED_STEPS = 24  # that are simulated to tell settings apart
+_FEW_STEPS, _MANY_ROWS = 12, 1024  # where each is an average of so many rows, and no more than two are open at a time
 
 
 def problem_of(study: Study, graph: Graph, cluster: Cluster, staleness: Sequence[int] = (0,)) -> Problem:
@@ -73,7 +74,7 @@ def find_plan(
         raise wrong
 
     costs = study.costs or Roofline(cluster)
-    flights, problem = _Flights(study, costs, steps), problem_of(study, graph, cluster, staleness)
+    flights, problem = _Flights(study, costs, steps, staleness), problem_of(study, graph, cluster, staleness)
     varies = any(w.load.lengths is not None and w.load.lengths.varies for m in problem.members for w in m.works)
 
     def settled(plan: Plan, seconds: float) -> Refined:
@@ -107,9 +108,11 @@ def find_plan(
 class _Flights:
     """Plans of a study on the virtual clock, each flown once: all steps, or as many as tell plans apart."""
 
-    def __init__(self, study: Study, costs: Costs, steps: int | None) -> None:
+    def __init__(self, study: Study, costs: Costs, steps: int | None, staleness: Sequence[int]) -> None:
         self._study, self._costs, self._steps = study, costs, steps
         self._known: list[tuple[Plan, int | None, Simulation]] = []
+        rows = max((work.load.rows for work in study.works.values() if work.kind == "generate"), default=0)
+        self._few = _FEW_STEPS if rows >= _MANY_ROWS and max(staleness) <= 1 else _TRIED_STEPS
 
     def whole(self, plan: Plan) -> float:
         """Return the step of a plan, of all steps."""
@@ -117,7 +120,7 @@ class _Flights:
 
     def soon(self, plan: Plan) -> float:
         """Return the same of a few."""
-        return self._flown(plan, min(self._steps or _TRIED_STEPS, _TRIED_STEPS)).step_seconds
+        return self._flown(plan, min(self._steps or self._few, self._few)).step_seconds
 
     def told(self, placed: Placed) -> Placed:
         """Return a placement with what its simulation says of pools and calls."""

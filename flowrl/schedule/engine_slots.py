@@ -22,7 +22,7 @@ class Rows:
     def chunk(self, number: int, chunks: int) -> Sequence[tuple[int, Sequence[float]]]:
         """Return the prompt groups of a chunk, each with its number."""
         size = -(-len(self.groups) // chunks)
-        return list(enumerate(self.groups))[number * size : (number + 1) * size]
+        return list(enumerate(self.groups[number * size : (number + 1) * size], number * size))
 
 
 @dataclass(slots=True)
@@ -112,9 +112,12 @@ class _Passed:
         """Count rows that have moved; return whether there is something to tell of it."""
         key = _key(moved)
         chunk = key[:2]
+        left = self.left[chunk]
         if moved.entered:
             self.first.setdefault(chunk, moved.time)
-        left = self.left[chunk]
+        elif left.rows > moved.left and not left.windowed:  # of which nobody has to know
+            left.rows -= moved.left
+            return False
         told = left.take(key, moved)
         if not left.rows:
             del self.left[chunk]

@@ -151,14 +151,23 @@ class ContinuousBatch:
                 self.time = until
                 return
             self.time, self._token = then, ends
-            left: dict[Hashable, int] = {}
             running = self._running
-            while running and running[0][0] <= ends:
-                _, _, weight, key, _ = heapq.heappop(running)
-                self._active -= weight
-                left[key] = left.get(key, 0) + 1
-            moved = [Moved(key, then, 0, count) for key, count in left.items()]
+            _, _, weight, key, _ = heapq.heappop(running)
+            self._active -= weight
+            if not running or running[0][0] > ends:  # one row alone, as a rule
+                moved = [Moved(key, then, 0, 1)]
+            else:
+                moved = self._with_others(key, then, ends)
             yield moved + self._enter() if self._waiting else moved
+
+    def _with_others(self, key: Hashable, time: float, ends: float) -> list[Moved]:
+        """Further rows that leave with one of this key."""
+        left, running = {key: 1}, self._running
+        while running and running[0][0] <= ends:
+            _, _, weight, key, _ = heapq.heappop(running)
+            self._active -= weight
+            left[key] = left.get(key, 0) + 1
+        return [Moved(key, time, 0, count) for key, count in left.items()]
 
     def _enter(self) -> list[Moved]:
         """Give free slots to those that wait; an empty engine takes a row of any weight."""
