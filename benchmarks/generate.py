@@ -84,6 +84,7 @@ class Bench:
         self.lengths = torch.tensor(lengths)
         self.padded = torch.tensor([[work.PAD] * (said.longest - len(row)) + row for row in rows])
         self.sampling = fl.testing.Sampling(max_tokens=said.tokens)
+        self.request = fl.testing.SampleRequest(self.prompts, self.samples, self.seeds, self.sampling)
         self.seeds = torch.arange(said.prompts * said.samples) * 7919
         self.engine: Any = open_engine("hf", Build(Model(str(folder))))
         self.model: Any = AutoModelForCausalLM.from_pretrained(
@@ -98,7 +99,7 @@ class Bench:
 
     def hf_rows(self) -> int:
         """Rows one by one, in a continuous batch."""
-        self.engine.submit(fl.testing.SampleRequest(self.prompts, self.samples, self.seeds, self.sampling))
+        self.engine.submit(self.request)
         made = 0
         while self.engine.running():
             made += sum(len(row.ids) for row in self.engine.step())

@@ -45,7 +45,12 @@ def _played(shape: CallShape) -> Mapping[str, Marks]:
 
 def _adds(shape: CallShape) -> str:
     said = shape.call
-    wanted = {MARKED: said.get("on_error") == "mark", BRANCHED: said.get("branches"), TOLD: said.get("messages"), RECORDED: said.get("support")}
+    wanted = {
+        MARKED: said.get("on_error") == "mark",
+        BRANCHED: said.get("branches"),
+        TOLD: said.get("messages"),
+        RECORDED: said.get("support"),
+    }
     return ", ".join([PLAYED, *(fields for fields, asked in wanted.items() if asked is True)])
 
 

@@ -137,7 +137,10 @@ def test_an_engine_that_would_have_to_leave_memory_and_does_not_is_an_error_of_c
 
 
 def test_engines_that_leave_memory_or_have_room_are_not_refused(monkeypatch):
-    engines = [Place("gpu", Mesh.of("dp=24"), "hf"), *(Place("gpu", Mesh.of("dp=6,tp=4"), n) for n in ("vllm", "sglang"))]
+    engines = [
+        Place("gpu", Mesh.of("dp=24"), "hf"),
+        *(Place("gpu", Mesh.of("dp=6,tp=4"), n) for n in ("vllm", "sglang")),
+    ]
     for engine in engines:
         tight = on_24(engine)
         assert "actor.generate" in tight.memory["gpu"].sizes, "it takes turns"

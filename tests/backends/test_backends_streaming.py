@@ -25,7 +25,7 @@ from flowrl.batch import Column
 from flowrl.errors import DataError, NotFinite, RunError
 from flowrl.testing import FakeEngine
 from flowrl.workers.model_options import Build, Model, Sampling
-from flowrl.workers.streaming import FailedCall, SampledRow, streams, tells_tokens, SampleRequest
+from flowrl.workers.streaming import FailedCall, SampledRow, SampleRequest, streams, tells_tokens
 from flowrl.workers.tokens import row_support
 
 PROMPTS = [[2, 3, 4], [5, 6, 7, 8, 9, 10, 11, 12, 14], [15, 16, 17, 18, 19], [20]]

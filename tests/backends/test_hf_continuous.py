@@ -113,7 +113,9 @@ def test_rows_that_come_one_by_one_share_the_passes(opened):
     )
     found, calls = [], []
     for i, prompt in enumerate(prompts):
-        calls.append(opened.submit(SampleRequest(Column.of([prompt], dim="prompt", dtype="i32"), 1, seeds[i : i + 1], sampling)))
+        calls.append(
+            opened.submit(SampleRequest(Column.of([prompt], dim="prompt", dtype="i32"), 1, seeds[i : i + 1], sampling))
+        )
         found += opened.step()
     found += finish(opened).values()
     hook.remove()
@@ -227,9 +229,11 @@ def test_any_order_of_calls_aborts_and_publishes_gives_each_token_the_log_probab
         if do == "submit":
             prompt = [chance.randrange(2, 12) for _ in range(chance.randrange(1, 12))]
             sampling = Sampling(chance.randrange(2, 16), temperature=chance.choice([0.7, 1.0]))
-            call = small.submit(SampleRequest(
-                Column.of([prompt], dim="prompt", dtype="i32"), 3, torch.arange(3) + 7 * len(asked), sampling
-            ))
+            call = small.submit(
+                SampleRequest(
+                    Column.of([prompt], dim="prompt", dtype="i32"), 3, torch.arange(3) + 7 * len(asked), sampling
+                )
+            )
             asked[call] = prompt, sampling
         elif do == "abort" and small.running():
             call, row = chance.choice(small.running())
@@ -327,7 +331,9 @@ def test_short_rows_are_never_set_apart_where_it_saves_nothing(opened, monkeypat
     """Rows of one length, or one row alone, are one pass even where a further one costs nothing."""
     monkeypatch.setattr(Ragged, "_worth", 0)
     batch = NetBatch(opened.net, opened.parameters, ())
-    batch.submit(SampleRequest(Column.of([[2, 3, 4]], dim="prompt", dtype="i32"), 4, torch.arange(4), Sampling(max_tokens=6)))
+    batch.submit(
+        SampleRequest(Column.of([[2, 3, 4]], dim="prompt", dtype="i32"), 4, torch.arange(4), Sampling(max_tokens=6))
+    )
     _, shapes = shapes_of(batch, opened)
     assert {rows for rows, _ in shapes[1:]} == {4}
     batch.submit(SampleRequest(Column.of([[2]], dim="prompt", dtype="i32"), 1, torch.arange(1), Sampling(max_tokens=4)))
@@ -338,14 +344,19 @@ def test_short_rows_are_never_set_apart_where_it_saves_nothing(opened, monkeypat
 def test_what_goes_on_after_a_publish_does_not_pad_what_begins(opened):
     """A row of 40 tokens is computed again without padding six rows of three tokens to its length."""
     batch = NetBatch(opened.net, opened.parameters, ())
-    batch.submit(SampleRequest(Column.of([[5, 6]], dim="prompt", dtype="i32"), 1, torch.arange(1), Sampling(max_tokens=50)))
+    batch.submit(
+        SampleRequest(Column.of([[5, 6]], dim="prompt", dtype="i32"), 1, torch.arange(1), Sampling(max_tokens=50))
+    )
     for _ in range(38):
         batch.step()
-    batch.submit(SampleRequest(
-        Column.of([[2, 3, n] for n in range(4, 10)], dim="prompt", dtype="i32"),
-        1,
-        torch.arange(6),
-        Sampling(max_tokens=2)))
+    batch.submit(
+        SampleRequest(
+            Column.of([[2, 3, n] for n in range(4, 10)], dim="prompt", dtype="i32"),
+            1,
+            torch.arange(6),
+            Sampling(max_tokens=2),
+        )
+    )
     batch.pause()
     batch.resume(1)
     _, shapes = shapes_of(batch, opened)

@@ -20,8 +20,8 @@ import flowrl
 from flowrl.backends import open_engine
 from flowrl.backends.probe import TOLERANCE
 from flowrl.backends.sglang.client import Client
-from flowrl.backends.sglang.serving import KEY, NEEDED
 from flowrl.backends.sglang.process import ENVIRONMENT, free_port
+from flowrl.backends.sglang.serving import KEY, NEEDED
 from flowrl.backends.stream import generate_streamed, stream_of
 from flowrl.batch import Batch, Column
 from flowrl.errors import NotFinite, RunError

@@ -24,7 +24,9 @@ def prompts(rows=((3,), (5, 1))):
 
 def submitted(engine, rows=((3,), (5, 1)), n=1, seed=0, tokens=8):
     column = prompts(rows)
-    return stream_of(engine).submit(SampleRequest(column, n, torch.arange(seed, seed + len(rows) * n), Sampling(max_tokens=tokens)))
+    return stream_of(engine).submit(
+        SampleRequest(column, n, torch.arange(seed, seed + len(rows) * n), Sampling(max_tokens=tokens))
+    )
 
 
 def test_an_engine_has_one_stream():
@@ -90,6 +92,27 @@ def test_calls_begin_together_or_not_at_all():
     with pytest.raises(DataError, match="has the token 9"):
         stream.submit_all([SampleRequest(each, 1, torch.tensor([0]), sampling) for each in (good, wrong)])
     assert engine.running() == []
+
+
+def test_tokens_of_rows_that_run_are_told_by_call():
+    engine = FakeEngine(vocab=8, stop=())
+    first, second = submitted(engine, n=2, tokens=3), submitted(engine, n=2, seed=50, tokens=9)
+    stream = engine.stream
+    assert stream.tokens_since({}) == [] == stream.tokens_since({first: {}})
+    stream.step()
+    stream.step()
+    told = {(row.call, row.row): row for row in stream.tokens_since({second: {1: 1}, first: {0: 2}})}
+    whole = {row.row: row for row in second}
+    assert set(told) == {
+        (first.number, 1),
+        (first.number, 2),
+        (first.number, 3),
+        *((second.number, i) for i in range(4)),
+    }
+    for row in range(4):
+        part = told[second.number, row]
+        assert part.ids == whole[row].ids[1 if row == 1 else 0 : 2] and len(part.rollout_logprobs) == len(part.ids)
+    assert stream.tokens_since({second: {}}) == [], "they have left"
 
 
 def test_rows_are_handed_out_once_whoever_makes_the_steps():
@@ -250,7 +273,9 @@ def test_any_order_of_calls_aborts_and_publishes_loses_nothing_and_says_what_mad
         if do == "submit":
             rows, n, first = [[chance.randrange(1, vocab)]] * chance.randrange(1, 4), chance.randrange(1, 4), len(asked)
             sampling = Sampling(chance.randrange(1, 15), temperature=chance.choice([0.5, 1.0]))
-            call = engine.submit(SampleRequest(prompts(rows), n, torch.arange(100 * first, 100 * first + len(rows) * n), sampling))
+            call = engine.submit(
+                SampleRequest(prompts(rows), n, torch.arange(100 * first, 100 * first + len(rows) * n), sampling)
+            )
             asked[call] = rows[0][0], len(rows) * n, 100 * first, sampling
         elif do == "abort" and engine.running():
             call, row = chance.choice(engine.running())

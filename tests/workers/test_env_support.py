@@ -33,7 +33,9 @@ SETTINGS = [
 def opened(cls=fl.Actor, seed=0, **how):
     """An actor of weights that tell tokens apart."""
     config = {**LETTERS.config, "initializer_range": 0.5}
-    return fl.open(cls(fl.Model(config=config, tokenizer=LETTERS.tokenizer, seed=seed), max_tokens=4, **how), name="actor")
+    return fl.open(
+        cls(fl.Model(config=config, tokenizer=LETTERS.tokenizer, seed=seed), max_tokens=4, **how), name="actor"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -116,9 +118,13 @@ def test_an_episode_that_is_played_anew_has_what_could_be_drawn_in_its_own_token
             return super().step(state, action)
 
     whole = play(actor, support=True, top_k=3)
-    assert play(actor, Fails(), support=True, top_k=3, retries=1, backoff=0.0).select(*whole.fields).drop(
-        "retries", "sampled_tokens"
-    ).digest() == whole.drop("retries", "sampled_tokens").digest()
+    assert (
+        play(actor, Fails(), support=True, top_k=3, retries=1, backoff=0.0)
+        .select(*whole.fields)
+        .drop("retries", "sampled_tokens")
+        .digest()
+        == whole.drop("retries", "sampled_tokens").digest()
+    )
     assert Fails.failed
 
 
@@ -173,7 +179,9 @@ def test_an_engine_that_does_not_record_is_told_of(kind, monkeypatch):
     worker = opened(kind)
     batch = type(worker.engine.batch)
     submit, generate = batch.submit, worker.engine.generate
-    monkeypatch.setattr(batch, "submit", lambda self, r: submit(self, replace(r, sampling=replace(r.sampling, support=False))))
+    monkeypatch.setattr(
+        batch, "submit", lambda self, r: submit(self, replace(r, sampling=replace(r.sampling, support=False)))
+    )
     monkeypatch.setattr(worker.engine, "generate", lambda *a: replace(generate(*a), support=None))
     with pytest.raises(ModelError, match="does not record which tokens could be drawn"):
         play(worker, support=True, top_k=3)
@@ -213,6 +221,11 @@ def test_a_run_trains_what_was_sampled_from_and_check_asks_for_what_it_reads(tmp
 
 def test_a_plan_whose_engine_records_nothing_is_refused():
     flow = flow_of(support=True)
-    plan = Plan({"one": "cpu", "two": "cpu"}, {"policy": {"train": Place("one"), "generate": Place("two", backend="sglang")}, "echo": Place("one")})
+    plan = Plan(
+        {"one": "cpu", "two": "cpu"},
+        {"policy": {"train": Place("one"), "generate": Place("two", backend="sglang")}, "echo": Place("one")},
+    )
     said = [str(error) for error in flow.check(plan=plan).errors]
-    assert any("sglang does not record which tokens could be drawn, which echo.rollout asks for" in each for each in said)
+    assert any(
+        "sglang does not record which tokens could be drawn, which echo.rollout asks for" in each for each in said
+    )

@@ -19,8 +19,8 @@ from ...workers.weights.weight_boxes import Shard
 from ..hf.adapters import base_name
 from ..hf.engine import HFEngine, split_weights
 from ..hf.engine import open_engine as open_whole
-from ..hf.prepare_model import prepare_model, prepare_unread
 from ..hf.load import load_tokenizer, pick_device, pick_dtypes
+from ..hf.prepare_model import prepare_model, prepare_unread
 from ..hf.saved import reader
 from ..team import Ranks, Team, once, open_team, rank_on
 from . import split

@@ -426,4 +426,3 @@ def _first_of_copies(build: Build) -> bool:
             fix="Name the backend fsdp2.",
         )
     return rank_on(mesh) == 0
-

@@ -1,4 +1,4 @@
-"""A transformers model as an engine has it: its ids those of its tokenizer, its adapters added, what is frozen frozen."""
+"""A transformers model as an engine has it: with the ids of its tokenizer, its adapters, and what is frozen frozen."""
 
 from __future__ import annotations
 

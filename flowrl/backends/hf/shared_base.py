@@ -15,10 +15,10 @@ from ...workers.model_worker import SharedWeights
 from ...workers.weights.weight_boxes import Shard
 from . import adapters
 from .engine import HFEngine
-from .prepare_model import open_net, prepared
 from .load import pick_dtypes
 from .net import Net
 from .parameters import Parameters, required
+from .prepare_model import open_net, prepared
 
 
 def base_of(source: HFEngine, build: Build) -> BaseEngine | str:

@@ -14,8 +14,8 @@ from ...placement.cluster.mesh import Mesh
 from ...workers.model_options import Build
 from ...workers.weights.weight_boxes import Shard
 from ..hf.engine import HFEngine
-from ..hf.prepare_model import prepare_unread
 from ..hf.load import load_tokenizer, pick_device, pick_dtypes
+from ..hf.prepare_model import prepare_unread
 from ..hf.saved import reader
 from ..team import Team, open_team
 from .convert import Converter, fill

@@ -26,8 +26,8 @@ class AskedRow:
     """A row that a server is asked for: ``AskedRow(1, 0, (5, 6), seed=7, start=0, limit=64, stops={2}, sampling=...)``.
 
     ``ids`` and ``logprobs`` are what is known of it so far, and ``aborting`` says that it was asked to end. ``label``
-    is that of the weights with which it began, empty until it was sent, and ``sure``, where others came meanwhile, how many tokens are of these.
-    ``kept``: what another engine had of it, whose tokens stand behind its prompt here.
+    is that of the weights with which it began, empty until it was sent, and ``sure``, where others came meanwhile, how
+    many tokens are of these. ``kept``: what another engine had of it, whose tokens stand behind its prompt here.
     """
 
     call: int

@@ -1,4 +1,4 @@
-"""The server of one engine: started in a Python that has SGLang, or that of ``url:``; looked at, ended, started again."""
+"""The server of one engine: started in a Python with SGLang, or that of ``url:``; looked at, ended, started again."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def check_row(row: SampledRow, version: int) -> None:
             token = next(i for i, number in enumerate(numbers) if not isfinite(number))
             raise WrongAnswer(f"'{name}' of row {row.row}, token {token}, is {numbers[token]}.")
     if row.support is not None and len(row.support.sizes) != len(row.ids):
-        raise WrongAnswer(f"the support of row {row.row} has {len(row.support.sizes)} places for {len(row.ids)} tokens.")
+        raise WrongAnswer(f"the support of row {row.row} has {len(row.support.sizes)} places, not {len(row.ids)}.")
     versions = [version for version, _ in row.versions]
     if sum(tokens for _, tokens in row.versions) != len(row.ids):
         raise WrongAnswer(f"'versions' of row {row.row} are {row.versions} for {len(row.ids)} tokens.")

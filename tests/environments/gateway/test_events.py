@@ -39,6 +39,26 @@ class Stops(fl.testing.FakeEngine):
         return found
 
 
+class Model:
+    """The engine of a small model, which makes ``after`` tokens of a row, and goes on when it is told so."""
+
+    def __init__(self, after=5):
+        sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+        config = {**model_of(**sizes, num_key_value_heads=1).config, "eos_token_id": None}
+        self.actor = fl.open(fl.Actor(fl.Model(config=config, tokenizer=tokenizer), max_tokens=LENGTH), name="actor")
+        self.go, self.left, self._after = threading.Event(), [], after
+        self._engine, self._step = self.actor.engine, self.actor.engine.batch.step
+        self._engine.batch.step = self.step
+
+    def step(self):
+        if any(len(row.ids) == self._after for row in self._engine.batch._rows.values()) and not self.go.is_set():
+            self.go.wait(0.02)
+            return []
+        found = self._step()
+        self.left += found
+        return found
+
+
 def play(agent, engine=None, rows=1, policy=None, **how):
     """Episodes of an agent; what it is given, besides the task, is the engine."""
     made = engine or Stops()
@@ -95,6 +115,25 @@ BODIES = {
     MESSAGES: {"messages": ASKED, "max_tokens": 100, "stream": True},
     RESPONSES: {"input": "ab", "stream": True},
 }
+
+
+def test_text_of_a_model_comes_while_its_engine_stands():
+    """An engine with a net tells its tokens as the fake one does."""
+    made, seen = Model(), []
+
+    def agent(task, engine):
+        peer = Peer(task, CHAT, BODIES[CHAT])
+        assert peer.status() == 200
+        for event in peer.events():
+            if text_of(event) and not engine.go.is_set():
+                seen.append((text_of(event), len(engine.left)))
+                engine.go.set()
+        peer.close()
+        return "done"
+
+    found = play(agent, made, policy=made.actor)
+    assert found.outcome.to_list() == ["finished"] and [left for _, left in seen] == [0]
+    assert len(seen[0][0]) <= 5 and tokenizer().decode(found.response_ids.to_list()[0]).startswith(seen[0][0])
 
 
 @pytest.mark.parametrize("path", BODIES)
