@@ -84,8 +84,8 @@ class Bench:
         self.lengths = torch.tensor(lengths)
         self.padded = torch.tensor([[work.PAD] * (said.longest - len(row)) + row for row in rows])
         self.sampling = fl.testing.Sampling(max_tokens=said.tokens)
-        self.request = fl.testing.SampleRequest(self.prompts, self.samples, self.seeds, self.sampling)
         self.seeds = torch.arange(said.prompts * said.samples) * 7919
+        self.request = fl.testing.SampleRequest(self.prompts, self.samples, self.seeds, self.sampling)
         self.engine: Any = open_engine("hf", Build(Model(str(folder))))
         self.model: Any = AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, trust_remote_code=False

@@ -160,8 +160,10 @@ class OfSGLang(OfNet):
 
     def step(self, take):
         """A token of each row on the server, and what has ended by it here."""
-        if self.engine._paused:
+        if self.engine._paused or self.engine.offloaded is not None:
             return take()
+        if self.engine._emptied:
+            take()  # it brings the server back
         while len(self.server.requests) < len(self.engine.running()):
             time.sleep(0.001)  # rows are on their way there
         ended, found = self.server.step(), []

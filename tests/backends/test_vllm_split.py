@@ -25,8 +25,8 @@ pytestmark = [
 MANY = [[2 + (7 * i + 3 * j * (i + 1)) % 70 for j in range(1 + i % 9)] for i in range(64)]
 
 
-def rank(number, kind, folder, told):
-    """One rank: what it found, by name, after five publishes and one that did not arrive on the second rank."""
+def join(number, kind, folder):
+    """Be one rank of two: vLLM split over them, the reference engine, and the file that says of a fault."""
     fault = Path(folder, f"fault{number}")
     fault.write_text("")
     os.environ.update(FAULT=str(fault), PYTHONPATH=f"{folder}:{os.environ.get('PYTHONPATH', '')}")
@@ -34,7 +34,31 @@ def rank(number, kind, folder, told):
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", world_size=2, rank=number)
     model = Model(config=CONFIGS[kind])
     theirs = open_engine("hf", Build(model, dtype="fp32", device="cpu"))
-    ours = open_engine("vllm", Build(model, dtype="fp32", device="cpu", axes={"tp": 2}))
+    return open_engine("vllm", Build(model, dtype="fp32", device="cpu", axes={"tp": 2})), theirs, fault
+
+
+def found_by(target, folder, *said):
+    """What each of two ranks found."""
+    (folder / "sitecustomize.py").write_text(FAULTS)
+    context = multiprocessing.get_context("spawn")
+    pipes = [context.Pipe(duplex=False) for _ in range(2)]
+    processes = [
+        context.Process(target=target, args=(number, *said, str(folder), told), daemon=True)
+        for number, (_, told) in enumerate(pipes)
+    ]
+    for process in processes:
+        process.start()
+    for _, told in pipes:
+        told.close()
+    found = [heard.recv() for heard, _ in pipes]
+    for process in processes:
+        process.join(60)
+    return found
+
+
+def rank(number, kind, folder, told):
+    """One rank: what it found, by name, after five publishes and one that did not arrive on the second rank."""
+    ours, theirs, fault = join(number, kind, folder)
     prompts, seeds = Column.of(MANY, "prompt", "i32"), torch.arange(64)
     greedy, gaps, digests = [], [], []
     for publish in range(5):
@@ -77,21 +101,8 @@ def rank(number, kind, folder, told):
 
 @pytest.mark.parametrize("kind", [k for k in CONFIGS if k != "gemma"])
 def test_two_ranks_answer_as_transformers_after_each_publish(kind, tmp_path):
-    (tmp_path / "sitecustomize.py").write_text(FAULTS)
     shared = set(os.listdir("/dev/shm"))
-    context = multiprocessing.get_context("spawn")
-    pipes = [context.Pipe(duplex=False) for _ in range(2)]
-    processes = [
-        context.Process(target=rank, args=(number, kind, str(tmp_path), said), daemon=True)
-        for number, (_, said) in enumerate(pipes)
-    ]
-    for process in processes:
-        process.start()
-    for _, said in pipes:
-        said.close()
-    found = [heard.recv() for heard, _ in pipes]
-    for process in processes:
-        process.join(60)
+    found = found_by(rank, tmp_path, kind)
     for one in found:
         assert one["greedy"] == [True] * 5 and one["digests"] == [True] * 5 and one["sampled"]
         assert max(one["gaps"]) < 2e-4 and one["far"] < 1e-4
@@ -103,3 +114,48 @@ def test_two_ranks_answer_as_transformers_after_each_publish(kind, tmp_path):
     for one in found:  # both say what the second rank alone knows
         assert "publish 6 of random" in one["said"] and " on rank 1 of tp: the weights came whole" in one["said"]
         assert "as before this publish: " in one["said"]
+
+
+def sleeper(number, kind, folder, told):
+    """One rank that sleeps twice: what it had of memory, and whether rows and weights are right after it."""
+    ours, theirs, _ = join(number, kind, folder)
+    asked = Column.of(PROMPTS, "prompt", "i32"), 2, torch.arange(2 * len(PROMPTS)), Sampling(8)
+    _, file, _, size = ours._memory.told["memory"]
+
+    def held():
+        return size if os.fstat(file).st_blocks else 0
+
+    train(theirs, 1)
+    ours.take_weights(theirs.plain_weights())
+    whole, digest, publishes = ours.generate(*asked).ids, ours.digest(), ours.publishes
+    found = {"held": held(), "freed": ours.sleep(), "asleep": held(), "twice": ours.sleep(), "refused": []}
+    for call in (lambda: ours.generate(*asked), ours.weights_written):
+        try:
+            call()
+        except RunError as error:
+            found["refused"].append(error.what)
+    found |= {
+        "taken": ours.wake(),
+        "awake": held(),
+        "digest": ours.digest() == digest,
+        "lazy": ours.publishes - publishes,
+    }
+    found["same"] = ours.generate(*asked).ids.equal(whole)
+    found["published"] = ours.publishes - publishes
+    ours.sleep()
+    train(theirs, 5)
+    ours.wake()
+    ours.take_weights(theirs.plain_weights())
+    found["new"] = ours.generate(*asked).ids.equal(theirs.generate(*asked).ids)
+    found["gap"] = ours.published.gap
+    told.send(found)
+    ours.close()
+
+
+def test_two_ranks_leave_their_memory_and_come_back(tmp_path):
+    """Each empties its part and its process; what is published after it is that of both."""
+    for one in found_by(sleeper, tmp_path, "qwen2"):
+        assert one["held"] > one["asleep"] == one["twice"] == 0 and one["freed"] > one["held"]
+        assert len(one["refused"]) == 2 and all("asleep" in what for what in one["refused"])
+        assert one["taken"] == one["awake"] == one["held"] and one["digest"] and one["lazy"] == 0
+        assert one["same"] and one["published"] == 1 and one["new"] and one["gap"] < 2e-4

