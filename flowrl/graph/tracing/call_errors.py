@@ -55,7 +55,8 @@ def misread(
     reader = f"{title} with loss {loss.name}" if loss is not None else title
     # An update that measures the gap to the engine reads this, also where its loss does not compare with it.
     apart = {"rollout_logprobs"} - set(parse_fields(loss.reads)) if loss is not None else set[str]()
-    compared = {name: of for name, of in main.items() if name not in apart}
+    # Rows that an op puts together anew have their columns from it: it hands them on, and compares none.
+    compared = {} if op.rows == "regroup" else {name: of for name, of in main.items() if name not in apart}
     errors: list[FlowError | None] = [unlike(reader, {**compared, OWN: own})]
     foreign = arguments.get("foreign")
     meant = getattr(loss, "foreign", False) or not (foreign is None or foreign is False)

@@ -148,6 +148,35 @@ def test_branches_are_rows_in_which_each_sampled_token_is_trained_once():
     assert not rows.rollout_logprobs.values[~mask].any()
 
 
+class Stopped(Forgets):
+    """Forgets, and has one answer end at a text, which may leave tokens behind it."""
+
+    def agent(self, task):
+        chat(task, [{"role": "user", "content": "ba"}], stop=["a", "c"])
+        return super().agent(task)
+
+
+def test_rows_and_branches_of_agents_have_what_could_be_drawn_in_their_tokens():
+    """Each sampled token had three to be drawn from, and ratios of the weights that sampled are 1."""
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model = model_of(**sizes, num_key_value_heads=4, initializer_range=0.3)
+    actor = fl.open(fl.Actor(model, max_tokens=6), name="actor")
+    source = fl.data.rows([{"prompt": "ab"}] * 3, batch=3, shuffle=False)
+    batch = source.to_batch(source.cursor().draw(), 0, tokenizer()).with_call(CallInfo(seed=3, op="talk.rollout"))
+    worker = fl.open(Stopped(), name="talk")
+    found = worker.rollout(batch, policy=actor, n=2, branches=True, support=True, top_k=3)
+    worker.close()
+    rows = rl.branches(rl.group_advantages(found, scale="none"))
+    assert len(rows) > len(found)
+    for some in (found, rows):
+        mask = some.response_mask.values
+        assert set(some.support_sizes.values[mask].tolist()) == {3} and not some.support_sizes.values[~mask].any()
+        now = actor.logprobs(some, support=True).old_logprobs
+        torch.testing.assert_close(now.values[mask], some.sampling_logprobs.values[mask], atol=5e-5, rtol=0)
+        plain = actor.logprobs(some).old_logprobs.values[mask]
+        assert float((plain - some.sampling_logprobs.values[mask]).abs().max()) > 0.01
+
+
 def test_branches_whose_episode_has_no_one_advantage_are_refused():
     found = play(Forgets(), rows=1, branches=True)
     length = len(found.response_ids.to_list()[0])
