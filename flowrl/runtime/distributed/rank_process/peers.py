@@ -123,9 +123,9 @@ class Policy:
         recorded = [answer.support for answer in answers if answer.support is not None]
         support = None
         if len(recorded) == len(answers):
-            found = zip(("support_ids", "support_sizes"), zip(*recorded, strict=True), strict=True)
-            of_ids, of_sizes = (concat(name, parts, {}).take(order) for name, parts in found)
-            support = of_ids, of_sizes
+            of_ids = concat("support_ids", [ids for ids, _ in recorded], {})
+            of_sizes = concat("support_sizes", [sizes for _, sizes in recorded], {})
+            support = of_ids.take(order), of_sizes.take(order)
         return Sampled(ids, rollout, sampling, finished, answers[0].temperature, support)
 
     def _shares(self, prompts: Column, seeds: Sequence[int], starts: Sequence[int]) -> list[list[int]]:

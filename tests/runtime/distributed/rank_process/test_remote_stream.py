@@ -55,6 +55,22 @@ def test_what_a_call_says_of_sampling_holds_there_too(how):
     same(found, expected, [*WHAT, "temperature"])
 
 
+class Whole(fl.Actor):
+    """Is asked in whole calls."""
+
+    def respond(self, prompts, seeds, starts, said):
+        return super().respond(prompts, seeds, starts, said)
+
+
+@pytest.mark.parametrize("cls", [fl.Actor, Whole])
+def test_what_could_be_drawn_is_recorded_there_too(cls):
+    how = {"n": 2, "support": True, "top_k": 3, "temperature": 0.8}
+    found = walk().rollout(rows(), policy=handle(Near({rank: PolicyRank(cls=cls) for rank in (0, 1)})), **how)
+    same(found, local(**how), [*WHAT, "support_ids", "support_sizes"])
+    mask = found.response_mask.values
+    assert set(found.support_sizes.values[mask].tolist()) == {3} and not found.support_sizes.values[~mask].any()
+
+
 def test_a_model_gives_the_tokens_of_one_process():
     ranks = {}
     for rank in (0, 1):
@@ -66,10 +82,6 @@ def test_a_model_gives_the_tokens_of_one_process():
 
 
 def test_an_engine_without_single_rows_is_asked_in_whole_calls():
-    class Whole(fl.Actor):
-        def respond(self, prompts, seeds, starts, said):
-            return super().respond(prompts, seeds, starts, said)
-
     peers = Near({0: PolicyRank(cls=Whole)})
     same(walk().rollout(rows(), policy=handle(peers), n=2), local(n=2))
     methods = [method for _, method in peers.calls]
