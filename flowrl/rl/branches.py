@@ -47,8 +47,9 @@ def branches(batch: Batch) -> Batch:
 
     Keys have a number more, the branch: ``(3, 0)`` becomes ``(3, 0, 0)``, ``(3, 0, 1)`` and so on. Rows keep their
     tokens, log-probabilities, versions, temperature, rewards and advantages, and where the rollout has recorded it
-    which tokens could be drawn. Other fields are left out; log-probabilities of a reference are computed behind it. Raises ProgramError where the sampled tokens of a
-    row have different advantages, as nobody could say which one is that of the episode.
+    which tokens could be drawn. Other fields are left out; log-probabilities of a reference are computed behind it.
+    Raises ProgramError where the sampled tokens of a row have different advantages, as nobody could say which one is
+    that of the episode.
 
     Args:
         batch: rows of a rollout, and ``advantages``.
