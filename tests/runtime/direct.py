@@ -135,10 +135,15 @@ class Direct:
         return {}
 
     def wait(self, begun, what, deadline=None, on_death=None):
+        self._expect_alive(begun, what)
+        answers = {rank: a.result() if isinstance(a, Future) else a for rank, a in begun.items()}
+        self._expect_alive(begun, what)  # what it waited for may have failed as another one died
+        return answers
+
+    def _expect_alive(self, begun, what):
         if dead := {*self.dead, *(r for r, a in begun.items() if a is LOST)}:
             answers = {r: a for r, a in begun.items() if r not in dead and not isinstance(a, Future)}
             raise RankLost(f"rank {min(dead)} died during {what}.", ranks=dead, answers=answers)
-        return {rank: a.result() if isinstance(a, Future) else a for rank, a in begun.items()}
 
 
 def copied(message):

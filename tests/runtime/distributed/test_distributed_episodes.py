@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import urllib.request
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from flows import metrics, module_of
 import flowrl as fl
 from flowrl import rl
 from flowrl.environments import AgentEnvironment, reward
-from flowrl.placement.plan.plan import Place, Plan, Pool
+from flowrl.placement.plan.plan import Pipeline, Place, Plan, Pool
 from flowrl.runtime.distributed.executor import DistributedExecutor
 
 SPLIT = {"actor": {"train": Place("train"), "generate": Place("model")}, "game": Place("games")}
@@ -194,3 +195,14 @@ def test_turns_on_ranks_go_on_under_weights_that_are_published_meanwhile(tmp_pat
     assert [line["lags"] for line in traffic if "lags" in line] == [{"0": 2}, *[{"1": 2}] * (steps - 1)]
     rows = json.loads((tmp_path / "run" / "run.json").read_text())["ledger"]["straddle"]["rows"]
     assert rows["admitted"] == rows["trained"] == steps * module.PROMPTS * module.GROUP and not rows["live"]
+
+
+@pytest.mark.parametrize("kill", [("poll", 1), ("how", 0), ("leave_policy", 0)])
+def test_a_policy_that_dies_is_asked_again_while_steps_overlap(tmp_path, kill):
+    """Nothing was published yet, so it is started again with the weights of the trainer; all rows are trained."""
+    made = flow()
+    overlapped = replace(plan(), pipeline=Pipeline(staleness=1, publish="interrupt"))
+    ranks: Any = run_direct(made, overlapped, tmp_path / "run", kill=kill)[1].ranks
+    assert ranks.restarted == [1], "the rank of the policy"
+    rows = json.loads((tmp_path / "run" / "run.json").read_text())["ledger"]["play"]["rows"]
+    assert rows["admitted"] == rows["trained"] == 3 * 4 * 2 and not rows["live"]
