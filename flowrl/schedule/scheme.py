@@ -18,6 +18,7 @@ class Scheme:
     ``train`` and ``generate`` are the pools of each worker for its two uses; ``relaxed`` the calls that may see older
     weights; ``residents`` by pool and worker what its memory holds in a turn, where turns matter. ``home`` are the
     pools whose calls the driver's thread does while the program waits. ``arguments``: those of each worker.
+    ``one_by_one``: workers whose engine has the rows of several calls in one batch, where the setup ``streams``.
     """
 
     train: Mapping[str, str]
@@ -31,6 +32,7 @@ class Scheme:
     main: frozenset[Site] = frozenset()  # the calls whose responses are the step's own
     arguments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
     home: frozenset[str] = frozenset()
+    one_by_one: frozenset[str] = frozenset()
 
     def call(
         self,
@@ -72,7 +74,7 @@ class Scheme:
             rows=gives_rows(op),
             queues=op.updates is None and not op.external and op.cost != "generate" and not handles,
             instant=op.owner == "data",
-            whole=bool(follows) and not op.asks,
+            whole=bool(follows) and not (op.asks and self.setup.streams and self.one_by_one.issuperset(follows)),
         )
 
     def _residents(self, pools: Sequence[str], needed: Container[str]) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from .events import (
     Ended,
     Event,
     Finished,
+    GoOn,
     Grouped,
     Issued,
     Opened,
@@ -103,6 +104,8 @@ class VirtualClock:
         self._pauses: dict[str, float] = {}  # by pool: seconds for which running requests stood still
         self._engines: dict[str, EngineSlots] = {}  # by pool
         self._wakes: dict[str, int] = {}  # by pool: the number of the wake that counts
+        self._resting: dict[str, float] = {}  # pools whose rows stand still, and since when
+        self._late: dict[str, list[tuple[float, int, _Due, str, float]]] = {}  # what would have happened meanwhile
         self._spans: dict[tuple[int, int], int] = {}  # call and chunk in an engine: the place of its span
         self._calls: dict[int, Call] = {}
         self._titles: dict[int, str] = {}
@@ -162,6 +165,8 @@ class VirtualClock:
                     self._publish(command)
                 case Stage():
                     self._later(0.0, Finished(command.id))
+                case GoOn():
+                    self._let_rows_go_on(command)
                 case Take():
                     self._taken(command)
                 case Commit():
@@ -169,8 +174,11 @@ class VirtualClock:
 
     def _pass(self) -> None:
         """Go on to the next thing that happens."""
-        time, _, event, pool, pauses = heapq.heappop(self._due)
+        due = time, _, event, pool, pauses = heapq.heappop(self._due)
         if isinstance(event, _Wake) and event.number != self._wakes[event.pool]:
+            return
+        if pool in self._resting:
+            self._late[pool].append(due)
             return
         late = self._pauses.get(pool, 0.0) - pauses
         if late > 0:
@@ -201,7 +209,10 @@ class VirtualClock:
     def _start(self, command: Start) -> None:
         call = self._calls[command.id]
         self._titles[call.id] = call.title
-        begin = max(self._swap(command, call), *(self._busy.get(p, 0.0) for p in call.pools if call.queues), 0.0)
+        for pool in command.rests:
+            self._rest(pool)
+        busy = (self._busy.get(pool, 0.0) for pool in call.pools if call.queues)
+        begin = max(self._swap(command, call.pools, call.step), *busy, 0.0)
         if call.serves:
             self.flown.versions.setdefault(call.id, []).append(min(command.versions.values(), default=0))
         rows = self.pace.rows(call) if call.serves else None
@@ -262,38 +273,63 @@ class VirtualClock:
         self._titles[command.id] = title
         self._note_home(command)
         if self.machine.setup.publish != "drain":  # running requests stand still meanwhile
-            self._pauses[pool] = self._pauses.get(pool, 0.0) + seconds
             self._hold_rows(pool, seconds)
         if seconds > 0:
             span = Span(title, command.step, (pool,), self.time, self.time + seconds, self._because)
             self.flown.spans.append(span)
         self._later(seconds, Finished(command.id))
 
-    def _hold_rows(self, pool: str, seconds: float) -> None:
-        """Have rows that run wait for a publish, and pay for keys and values that are computed again."""
+    def _rest(self, pool: str) -> None:
+        """Have the rows that run in a pool stand still from now on."""
         if pool in self._engines:
             self._go_on(pool)
+            self._wakes[pool] += 1
+        self._resting[pool], self._late[pool] = self.time, []
+
+    def _let_rows_go_on(self, command: GoOn) -> None:
+        """Have rows go on that stood still, once what they need is back in memory."""
+        pool, since = command.pool, self._resting.pop(command.pool)
+        step = self._calls[command.id].step if command.id in self._calls else -1
+        seconds = self._swap(command, (pool,), step) - since
+        self._pauses[pool] = self._pauses.get(pool, 0.0) + seconds
+        for due in self._late.pop(pool):
+            heapq.heappush(self._due, due)
+        if pool in self._engines:
             batch = self._engines[pool].batch
             batch.stall(seconds)
-            if self.machine.setup.publish == "interrupt":
+            if command.onload:
                 batch.interrupt()
             self._go_on(pool)
+
+    def _hold_rows(self, pool: str, seconds: float) -> None:
+        """Have rows that run wait for a publish, and pay for keys and values that are computed again."""
+        still = pool in self._resting  # already
+        if not still:
+            self._pauses[pool] = self._pauses.get(pool, 0.0) + seconds
+        if pool in self._engines:
+            if not still:
+                self._go_on(pool)
+                self._engines[pool].batch.stall(seconds)
+            if self.machine.setup.publish == "interrupt":
+                self._engines[pool].batch.interrupt()
+            if not still:
+                self._go_on(pool)
 
     def _note_home(self, command: Start | Publish) -> None:
         """Note what the program's own thread begins now, or as soon as the program waits."""
         if self._home and any(pool in self._home for pool in command.pools):
             self._at_home[command.id, command.chunk if isinstance(command, Start) else 0] = self.time
 
-    def _swap(self, command: Start, call: Call) -> float:
+    def _swap(self, command: Start | GoOn, pools: Sequence[str], step: int) -> float:
         """Seconds for what leaves and what comes, first the one, then the other; pools do it side by side."""
         begin = self.time
-        for pool in call.pools:
+        for pool in pools:
             at = self.time
             for what, moves in (("offload", command.offload), ("onload", command.onload)):
                 for place, resident in moves:
                     if place == pool and (seconds := self.pace.swap(pool, resident, what)) > 0:
                         title = f"{resident}.{what}"
-                        self.flown.spans.append(Span(title, call.step, (pool,), at, at + seconds, self._because))
+                        self.flown.spans.append(Span(title, step, (pool,), at, at + seconds, self._because))
                         at += seconds
             begin = max(begin, at)
         for pool in {p for p, _ in (*command.offload, *command.onload)}:

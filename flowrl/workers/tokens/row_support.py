@@ -61,6 +61,15 @@ class RowSupport:
         sizes = self.sizes[place:]
         return RowSupport(self.ids[len(self.ids) - sum(sizes) :], sizes)
 
+    def until(self, place: int) -> RowSupport:
+        """Return a copy of what was recorded before a place.
+
+        >>> RowSupport(array("i", [4, 7, 2]), array("i", [2, 0, 1])).until(1)
+        RowSupport(ids=array('i', [4, 7]), sizes=array('i', [2]))
+        """
+        sizes = self.sizes[:place]
+        return RowSupport(self.ids[: sum(sizes)], sizes)
+
 
 def support_columns(rows: Iterable[RowSupport]) -> tuple[Column, Column]:
     """``support_ids`` and ``support_sizes`` of the rows of a call.
