@@ -19,12 +19,11 @@ from ..placement.plan.plan import Plan
 from ..placement.plan.plan_file import read
 from ..runtime.driver.run_texts import labels
 from ..runtime.storage.digest_lines import read_begun, read_digests
-from ..runtime.storage.replay_folder import Begin, Replay, prepare_replay, seen_versions
+from ..runtime.storage.replay_folder import Begin, Replay, prepare_replay
 from ..runtime.storage.run_record import records_within
 from ..runtime.storage.sampled_rows import FOLDER as SAMPLED
 from ..runtime.storage.sampled_rows import SampledAgain, read_sampled_again
 from ..schedule.events import Begun, Groups
-from ..schedule.scheme import Scheme
 from ..workers.user_code.rows_in_progress import named_row
 from .arguments.options import Words, put, read_run_words, whole_number
 from .arguments.recorded_run import recorded_parameters, recorded_run, reopen
@@ -129,33 +128,44 @@ def _as_it_went(
     if steps.staleness == 1 and (steps.order, steps.publish) == ("fifo", "drain"):
         return how  # the program alone decides it
     scheme = flow.study_with(parameters[name], plan, name, runtime=record["runtime"]).execution.scheme
-    if scheme.setup.streams:
-        begun, taken = _begun(run, program, scheme, f"order: {steps.order} and publish: {steps.publish}", how.forced)
-        return replace(how, begun=begun, taken=taken)
-    nodes = {scheme.nodes[site] for site in scheme.relaxed if site in scheme.nodes}
-    return replace(how, pins=seen_versions(run, program, nodes))
+    if not scheme.setup.sampling_pools:
+        return how  # no worker is trained and sampled from
+    begun, taken = _begun(run, program, f"order: {steps.order} and publish: {steps.publish}", how.forced)
+    return replace(how, begun=begun, taken=taken)
 
 
-def _begun(run: Path, program: str, scheme: Scheme, what: str, forced: bool) -> tuple[list[Begun], dict[int, Groups]]:
-    """What the pool that samples began with, and the groups that calls have got. Raises UsageError without them; where
-    rows are ``forced``, the groups alone matter."""
+def _begun(run: Path, program: str, what: str, forced: bool) -> tuple[list[Begun], dict[int, Groups]]:
+    """What pools that sample began with, and the groups that calls have got. Raises UsageError where that cannot be
+    given again; where rows are ``forced``, the groups alone matter."""
     begun, taken = read_begun(run, program)
-    lost = [line["text"] for line in records_within(run / "events.jsonl") if line["kind"] in ("renewed", "resized")]
-    if begun and not lost and scheme.setup.sampling_pool is not None:
+    why = _why_not(run, program, begun)
+    if not why:
         return begun, taken
     if forced:
         return [], taken
-    why = (
-        f"{len(scheme.setup.followers)} workers are trained and sampled from"
-        if scheme.setup.sampling_pool is None
-        else f"ranks were lost in it, and rows were sampled once more: {lost[0]}"
-        if lost
-        else "it has not recorded when its pool of engines began with what"
-    )
     raise UsageError(
-        f"the run has {what}, and what timing has decided within its calls cannot be given again: {why}.",
+        f"the run has {what}, and what timing has decided in it cannot be given again: {why}.",
         fix="Compare two runs with flowrl diff, or start runs with --keep-sampled and replay them with --forced.",
     )
+
+
+def _why_not(run: Path, program: str, begun: Sequence[Begun]) -> str:
+    """Return why what timing has decided in a run cannot be given again; nothing where it can."""
+    if not begun:
+        return "it has not recorded when its engines began with what"
+    for line in records_within(run / "events.jsonl"):
+        if line["kind"] == "resized":
+            return f"a pool has lost or got ranks, and a replay begins with all: {line['text']}"
+    titles = {made.call: f"{made.node} of step {made.step}" for made in read_digests(run) if made.program == program}
+    for each in begun:
+        for kept in each.kept:
+            if kept.apart:
+                what = titles.get(kept.call, f"call {kept.call}")
+                return (
+                    f"rank {each.part} was lost, and of {what} it began rows again that no engine was at, as those "
+                    "that the ranks had made were lost with it"
+                )
+    return ""
 
 
 def _run(

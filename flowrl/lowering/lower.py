@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from ..graph.stand_ins.values import is_handle
 from ..graph.tracing.trace_records import HandleLike, Reading, Traced
 from ..placement.plan.plan import Plan
-from ..schedule.events import Begun, Groups, Memory
+from ..schedule.events import AGAIN, Begun, Groups, Memory
 from ..schedule.scheme import Scheme
 from .deployment import Deployments, deploy_here, deploy_on_ranks, has_model, with_policies
 from .scheme_of_program import handed_workers, sampled_workers, scheme_of, trained_workers
@@ -42,14 +43,9 @@ class Execution:
         """The workers of the program that generate with a copy of their own."""
         return tuple(name for name in self.workers if (name, True) in self.deployments)
 
-    def pinned(self, pins: Mapping[int, Mapping[str, int]], *, after: int = 0) -> Execution:
-        """The same, with the version that calls see which may see another one: those from the call ``after`` on."""
-        left = {call: versions for call, versions in pins.items() if call >= after}
-        return replace(self, scheme=replace(self.scheme, setup=replace(self.scheme.setup, pins=left)))
-
     def in_order(self, begun: Iterable[Begun], taken: Mapping[int, Groups], *, after: int = 0) -> Execution:
-        """The same, with what the pool that samples begins with, and the groups that calls get, from ``after`` on."""
-        left = [each for each in begun if each.number < 0 or each.number >= after]
+        """The same, with what pools that sample begin with, and the groups of calls, from the call ``after`` on."""
+        left = [each for each in begun if any(call >= after for call in _calls_of(each))]
         groups = {call: found for call, found in taken.items() if call >= after}
         return replace(
             self, scheme=replace(self.scheme, setup=replace(self.scheme.setup, begun=tuple(left), taken=groups))
@@ -98,6 +94,13 @@ def lower(
     deployments = with_policies(deployments, handed_workers(traced))
     readings = tuple(dict.fromkeys(r for trail in traced.trails for r in trail.readings))
     return Execution(traced.program, fn, parameters, runtime, plan, used, scheme, deployments, readings)
+
+
+def _calls_of(begun: Begun) -> tuple[int, ...]:
+    """Return the calls that something is about; of a move of weights, whose version says when it was, any."""
+    if begun.number == AGAIN:
+        return tuple(kept.call for kept in begun.kept)
+    return (begun.number,) if begun.number >= 0 else (sys.maxsize,)
 
 
 def used_workers(traced: Traced, handles: Sequence[HandleLike]) -> tuple[str, ...]:

@@ -8,7 +8,8 @@ from typing import Any
 from ..graph.compile_paths import ids_by_site
 from ..graph.may_see_older_weights import main_samplers, relaxed_calls, samples
 from ..graph.tracing.trace_records import HandleLike, Traced
-from ..placement.plan.plan import Plan
+from ..placement.backends import backend
+from ..placement.plan.plan import Place, Plan
 from ..schedule.events import Follower, Memory, Setup
 from ..schedule.scheme import Scheme
 
@@ -61,6 +62,7 @@ def scheme_of(
     generate = {w: plan.pool(w, "generate") for w in workers}
     steps = plan.pipeline
     followers = {w: Follower(train[w], generate[w], train[w] == generate[w] and not steps.staleness) for w in follow}
+    plain = (steps.order, steps.publish) == ("fifo", "drain")  # what else is asked for is flown with any engine
     setup = Setup(
         tuple(plan.pools),
         followers,
@@ -82,9 +84,23 @@ def scheme_of(
         main,
         arguments,
         rowwise=frozenset(h.name for h in handles if _streams_rows(h.cls)),
+        one_by_one=frozenset(w for w in follow if not plain or leave_one_by_one(plan.place_of(w, "generate"))),
     )
 
 
 def _streams_rows(cls: type[Any]) -> bool:
     """Whether environments ask the engine of a worker row by row."""
     return hasattr(cls, "streams_rows") and cls.streams_rows()
+
+
+def leave_one_by_one(place: Place) -> bool:
+    """Return whether rows of several calls share a batch of the engine of a place in runs, and leave it one by one.
+
+    Those of an engine that takes new weights between whole calls alone do not, nor those of a model that is split.
+    """
+    return len(backend(place.backend).publishes) > 1 and not split_by(place)
+
+
+def split_by(place: Place) -> str:
+    """Return the axes that split a model among its ranks, in words: of such engines rows leave together."""
+    return ", ".join(f"{axis}={size}" for axis, size in place.mesh.axes.items() if axis != "dp" and size > 1)

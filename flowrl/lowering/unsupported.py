@@ -12,7 +12,7 @@ from ..placement.plan.plan import Pipeline, Place, Plan
 from ..placement.search.engine_refusals import refusals_of_use
 from .deployment import has_model
 from .lower import used_workers
-from .scheme_of_program import sampled_workers, trained_workers
+from .scheme_of_program import sampled_workers, split_by, trained_workers
 
 
 def unsupported(traced: Traced, plan: Plan, handles: Sequence[HandleLike], runtime: str) -> Iterator[PlanError]:
@@ -37,12 +37,8 @@ def _engines_that_follow(traced: Traced, plan: Plan, handles: Sequence[HandleLik
     """
     names = trained_workers(traced) & sampled_workers(traced) & {h.name for h in handles if has_model(h)}
     places = [plan.place_of(name, "generate") for name in sorted(names)]
-    split = {backend(place.backend): _split_by(place) for place in sorted(places, key=_split_by)}
+    split = {backend(place.backend): split_by(place) for place in sorted(places, key=split_by)}
     return split or {backend(REFERENCE): ""}
-
-
-def _split_by(place: Place) -> str:
-    return ", ".join(f"{axis}={size}" for axis, size in place.mesh.axes.items() if axis != "dp" and size > 1)
 
 
 def _pipeline(plan: Plan, engines: Mapping[Backend, str]) -> Iterator[PlanError]:

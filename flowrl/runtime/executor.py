@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from ..errors import RankLost
+from ..schedule.events import KeptTokens
 from ..workers.decode_slots import DecodeSlots
 from ..workers.engine import Published
 from ..workers.headway import Headway
@@ -70,6 +71,17 @@ class Ready:
     def result(self) -> Any:
         """Return it."""
         return self.value
+
+
+@dataclass(frozen=True)
+class RowsAgain:
+    """Rows that a rank begins again: ``RowsAgain(2, 17, (KeptTokens(7, 0, {0: 12, 1: 9}),))`` has rank 2 go on with
+    those of call 7 from 12 and 9 tokens. Its engine had said that it has made 17 steps.
+    """
+
+    rank: int
+    steps: int
+    kept: tuple[KeptTokens, ...]
 
 
 @dataclass(frozen=True)
@@ -160,11 +172,24 @@ class Executor(Protocol):
         ...
 
     def hold_engines(self, name: str, steps: Mapping[int, int] | None) -> None:
-        """Have the engines of a worker make no more than so many steps in all; None: as many as they like."""
+        """Have the engines of a worker make no more than so many steps in all; None, or none for a rank: as many
+        as they like."""
         ...
 
     def choose_ranks(self, name: str, ranks: tuple[int, ...]) -> None:
         """Have the next prompt groups that finish one by one go to these ranks, one each."""
+        ...
+
+    def rows_begun_again(self, name: str) -> list[RowsAgain]:
+        """Return, once, which rows of a worker its ranks have begun again, as they were lost in the midst of them."""
+        ...
+
+    def keep_open(self, name: str, parts: Collection[tuple[int, int, int]]) -> None:
+        """Take no answer of these parts of a worker's calls, (rank, call, part), until they are begun again."""
+        ...
+
+    def begin_rows_again(self, name: str, again: RowsAgain) -> None:
+        """Have a rank begin rows again from some of the tokens that they have, as if it had been lost."""
         ...
 
     # -- weights, memory and state ----------------------------------------------------------------------------------

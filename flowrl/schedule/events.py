@@ -102,7 +102,8 @@ Event = Resumed | Opened | Issued | Closed | Entered | Grouped | Finished | Ende
 class Start(NamedTuple):
     """Run a call, or one chunk of it. What ``offload`` names leaves its pool's memory before, ``onload`` comes in.
 
-    ``versions`` are those of the generating copies that it reads.
+    ``versions`` are those of the generating copies that it reads. Rows that run in pools that it ``rests`` stand still
+    from here on, between two tokens, until they :class:`GoOn`.
     """
 
     id: int
@@ -112,6 +113,7 @@ class Start(NamedTuple):
     versions: Mapping[str, int]
     offload: tuple[tuple[str, str], ...] = ()  # (pool, resident)
     onload: tuple[tuple[str, str], ...] = ()
+    rests: tuple[str, ...] = ()
 
 
 class Stage(NamedTuple):
@@ -141,13 +143,25 @@ class Take(NamedTuple):
     groups: Groups
 
 
+class GoOn(NamedTuple):
+    """Have the rows that stand still in a pool go on. ``id`` is the first of their calls, -1 where they have ended.
+
+    What ``offload`` names leaves the memory of the pool before, ``onload`` comes back.
+    """
+
+    pool: str
+    id: int
+    offload: tuple[tuple[str, str], ...] = ()
+    onload: tuple[tuple[str, str], ...] = ()
+
+
 class Commit(NamedTuple):
     """All that was issued in a step is done, and so are all steps before it."""
 
     step: int
 
 
-Command = Start | Stage | Publish | Take | Commit
+Command = Start | Stage | Publish | Take | GoOn | Commit
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,25 +189,46 @@ class Follower:
     shared: bool = False
 
 
-class Begun(NamedTuple):
-    """What the pool that generates has begun with: ``Begun(7, 0, {0: 17})`` is call 7, chunk 0, once the engine of
-    rank 0 had made 17 steps since what came before; ``Begun(PUBLISH, 3, {0: 4})`` the publish of version 3.
+class KeptTokens(NamedTuple):
+    """How much was known of a part of a call: ``KeptTokens(7, 0, {0: 12, 1: 9})`` is 12 tokens of the first row of call
+    7, and 9 of the second; of a row that is known to have ended one more than it has.
 
-    ``ranks`` are those that were given the groups of the call, where these finish one by one.
+    ``part`` is the number of its chunk, or of its prompt group. ``kept_cache``: keys and values were kept through a
+    publish. ``apart``: no engine had rows of the part then, as they had been answered, or could not begin.
     """
 
+    call: int
+    part: int
+    tokens: Mapping[int, int]
+    kept_cache: bool = False
+    apart: bool = False
+
+
+class Begun(NamedTuple):
+    """What a pool that samples has begun with: ``Begun("rollout", 7, 0, {0: 17})`` is call 7, chunk 0, once the engine
+    of rank 0 had made 17 steps since what came before; ``Begun("rollout", PUBLISH, 3, {0: 4}, worker="actor")`` the
+    publish of version 3; ``Begun("rollout", AGAIN, 2, {2: 9}, kept=...)`` the rows of rank 2, after it was lost.
+
+    ``after`` is None where no rows ran there: the program began, or went on from a checkpoint. ``ranks`` are those that
+    were given the groups of the call, where these finish one by one. ``kept``: what is known of rows that begin again.
+    """
+
+    pool: str
     number: int
     part: int
-    after: Mapping[int, int] = {}
+    after: Mapping[int, int] | None = {}
     ranks: tuple[int, ...] = ()
+    worker: str = ""
+    kept: tuple[KeptTokens, ...] = ()
 
     @property
-    def key(self) -> tuple[int, int]:
+    def key(self) -> tuple[int, int, str]:
         """What it is, however it came about."""
-        return self.number, self.part
+        return self.number, self.part, self.worker
 
 
-PUBLISH, STAGE = -1, -2  # stand for moves of weights among the numbers of calls in a :class:`Begun`
+#: Stand for moves of weights, and for rows that a rank begins again, among the numbers of calls in a :class:`Begun`.
+PUBLISH, STAGE, AGAIN = -1, -2, -3
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,10 +236,9 @@ class Setup:
     """What a schedule knows before the first event.
 
     ``Setup(("train", "rollout"), {"actor": Follower("train", "rollout")}, staleness=1)``. ``chunks``: into how many
-    row-wise calls are cut. ``pins``: the versions of workers for each relaxed read by id, as in the log of an earlier
-    run; so are ``begun``, the order in which the pool that generates begins with what it has to do, and ``taken``, the
-    groups of a call. ``queue``: how many calls may be handed to a pool that is busy with another one, which it then
-    runs in turn.
+    row-wise calls are cut. ``begun``: the order in which pools that sample begin with what they have to do, and
+    ``taken`` the groups of a call, as an earlier run has recorded them. ``queue``: how many calls may be handed to a
+    pool that is busy with another one, which it then runs in turn.
     """
 
     pools: tuple[str, ...]
@@ -215,7 +249,6 @@ class Setup:
     publish: str = "drain"
     chunks: int = 1
     memory: Mapping[str, Memory] = field(default_factory=dict[str, Memory])
-    pins: Mapping[int, Mapping[str, int]] = field(default_factory=dict[int, "Mapping[str, int]"])
     begun: tuple[Begun, ...] = ()
     taken: Mapping[int, Groups] = field(default_factory=dict[int, "Groups"])
     queue: int = 0
@@ -226,15 +259,17 @@ class Setup:
         return self.staleness == 1 and self.order == "fifo" and self.publish == "drain"
 
     @property
-    def sampling_pool(self) -> str | None:
-        """The pool whose engine has the rows of several calls in one batch; None where there is none, or several."""
-        pools = [follower.generate for follower in self.followers.values()]
-        return pools[0] if self.streams and len(pools) == 1 else None
-
-    @property
     def streams(self) -> bool:
         """Whether a run has the rows of several calls in one batch of an engine, which they leave one by one.
 
         Else an engine has one call at a time, and its numbers depend on the version that it sees alone.
         """
-        return self.staleness > 0 and (self.publish != "drain" or self.order != "fifo")
+        return self.staleness > 0 and not self.settled
+
+    @property
+    def sampling_pools(self) -> Mapping[str, tuple[str, ...]]:
+        """The pools in which timing decides what an engine begins with next, with the workers that sample there."""
+        found: dict[str, tuple[str, ...]] = {}
+        for worker, follower in self.followers.items() if self.streams else ():
+            found[follower.generate] = (*found.get(follower.generate, ()), worker)
+        return found

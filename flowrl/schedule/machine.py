@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from .events import (
+    AGAIN,
     PUBLISH,
     STAGE,
     Call,
@@ -25,6 +26,7 @@ from .events import (
     Event,
     Finished,
     Freed,
+    GoOn,
     Grouped,
     Groups,
     Issued,
@@ -41,6 +43,8 @@ from .node import Node, Unfinished
 from .pool_residency import Residency
 from .publish_rules import PublishRules
 
+_Key = tuple[int, int, str]
+
 
 class IllegalEvent(Exception):
     """An event that cannot happen in this state: a bug of whoever drives the machine. It tells the whole story."""
@@ -54,7 +58,7 @@ class Machine:
     >>> machine.handle(Opened(0))
     []
     >>> machine.handle(Issued(Call(0, 0, "actor.generate", ("rollout",), serves=("actor",))))
-    [Start(id=0, chunk=0, chunks=1, pools=('rollout',), versions={'actor': 0}, offload=(), onload=())]
+    [Start(id=0, chunk=0, chunks=1, pools=('rollout',), versions={'actor': 0}, offload=(), onload=(), rests=())]
     """
 
     def __init__(
@@ -73,6 +77,7 @@ class Machine:
         self._started: dict[int, Node] = {}  # that run
         self._rules = PublishRules(setup, versions or {}, move=self._move, ready=self._ready_if)
         self._running: dict[str, dict[int, Node]] = {p: {} for p in setup.pools}
+        self._resting: dict[str, dict[int, Node]] = {}  # by pool: those whose rows stand still, until they are to go on
         self._ready: list[tuple[int, int, int, Node]] = []
         self._instants: list[int] = []  # calls that take no time and run, with an entry for each chunk
         self._left: dict[int, int] = {}  # unfinished calls and publishes by step
@@ -81,8 +86,11 @@ class Machine:
         self._moves = 0
         self.residency = Residency(setup.memory)
         self._window = Window(setup.staleness, setup.window, setup.taken) if setup.order == "window" else None
-        installed = max((copies.installed for copies in self._rules.copies.values()), default=0)
-        self._next = deque(b.key for b in setup.begun if b.number not in (PUBLISH, STAGE) or b.part > installed)
+        installed = {worker: copies.installed for worker, copies in self._rules.copies.items()}
+        self._next: dict[str, deque[_Key]] = {}  # what pools that sample begin with next, where that is known
+        for begun in setup.begun:
+            if begun.number != AGAIN and (not begun.worker or begun.part > installed[begun.worker]):
+                self._next.setdefault(begun.pool, deque()).append(begun.key)
         self._out: list[Command] = []
         self._handlers: dict[type, Callable[[Any], None]] = {
             Resumed: lambda e: None,
@@ -111,7 +119,7 @@ class Machine:
         """Take an event in; return what is to be done now, in this order. Raises IllegalEvent."""
         self._out = []
         self._handlers[type(event)](event)
-        if self._ready:
+        if self._ready or self._resting:
             self._start_ready()
         return self._out
 
@@ -123,6 +131,11 @@ class Machine:
     def idle(self) -> bool:
         """Whether nothing is running, and nothing waits but publishes that are held for the next step."""
         return not self._ready and not self._started and all(n.held for n in self._nodes.values())
+
+    @property
+    def running(self) -> tuple[int, ...]:
+        """Calls and moves that were started and are not done."""
+        return tuple(self._started)
 
     def pending(self, id: int) -> bool:
         """Whether the result of a call is still to come."""
@@ -228,7 +241,7 @@ class Machine:
 
     def _free(self, event: Freed) -> None:
         del event
-        self._next.clear()
+        self._next = {}
         if self._window is not None:
             self._take(self._window.free())
 
@@ -248,7 +261,8 @@ class Machine:
         if node.begun == node.done:
             del self._started[node.id]
             for pool in node.pools:
-                del self._running[pool][node.id]
+                self._running[pool].pop(node.id, None)
+                self._resting.get(pool, {}).pop(node.id, None)
         if node.chunks > 1:
             for other in node.after_chunk:
                 other.chunks_left[event.chunk] -= 1
@@ -292,7 +306,7 @@ class Machine:
 
     def _start_ready(self) -> None:
         """Start what can start, in the order of an earlier run where one is given."""
-        while self._start_some() and self._next:
+        while (self._start_some() and self._next) or self._go_on():
             pass
 
     def _start_some(self) -> bool:
@@ -317,12 +331,15 @@ class Machine:
         return bool(started)
 
     def _has_its_turn(self, node: Node, chunk: int) -> bool:
-        """Whether the pool that samples begins with this next, where its order is that of an earlier run."""
-        return not self._next or self.setup.sampling_pool not in node.pools or self._next[0] == _key(node, chunk)
+        """Whether its pools begin with this next, where their order is that of an earlier run."""
+        orders = (self._next.get(pool) for pool in node.pools) if self._next else ()
+        return not any(order and order[0] != _key(node, chunk) for order in orders)
 
     def _is_free(self, pool: str, node: Node) -> bool:
         running = self._running[pool]
-        if not running:
+        if pool in self._resting and node.call is not None and node.call.serves:
+            return False  # rows that stand still go on first
+        if not running or self._may_interrupt(node, running):
             return True
         if node.call is None:  # a publish into running requests
             shared = (_shared_by(n) for n in running.values())
@@ -333,14 +350,49 @@ class Machine:
         alike = all(n.call is not None and n.call.queues for n in (node, *running.values()))
         return alike and len(running) <= self.setup.queue and not self.setup.memory
 
+    def _may_interrupt(self, node: Node, others: Mapping[int, Node]) -> bool:
+        """Whether rows of others stand still for a call: those of later calls, and what is left of earlier ones whose
+        results are there, where a publish interrupts rows too."""
+        if self.setup.publish != "interrupt" or node.call is None or node.call.serves:
+            return False
+        return all(_shared_by(other) and (other.finished or other.id > node.id) for other in others.values())
+
+    def _go_on(self) -> bool:
+        """Have rows go on that stand still, once no call is left for which they do; return whether there were any."""
+        due = [p for p, rests in self._resting.items() if not rests or not (self._running[p] or self._is_wanted(p))]
+        for pool in due:
+            resting = self._resting.pop(pool)
+            residents = dict.fromkeys(r for node in resting.values() if node.call for r in node.call.residents)
+            offload, onload = self.residency.need((pool,), tuple(residents)) if residents else ((), ())
+            self._out.append(GoOn(pool, min(resting, default=-1), offload, onload))
+            self._running[pool].update(resting)
+        return bool(due)
+
+    def _is_wanted(self, pool: str) -> bool:
+        """Whether rows stand still for a call that is still to come: one before all those that sample in their pool.
+
+        In the order of an earlier run they go on at once, as they make no step that they did not make there.
+        """
+        if self._next.get(pool):
+            return False
+        calls = [node.call for node in self._nodes.values() if node.call is not None and pool in node.pools]
+        sampling = [call.id for call in calls if call.serves]
+        others = [call.id for call in calls if not call.serves]
+        return bool(others) and min(others) < min(sampling, default=min(others) + 1)
+
     def _start(self, node: Node, chunk: int) -> None:
         node.begun += 1
         node.entered = False
-        if self._next and self.setup.sampling_pool in node.pools:
-            self._next.popleft()
+        for pool in node.pools if self._next else ():
+            if order := self._next.get(pool):
+                order.popleft()
         self._started[node.id] = node
         if node.call is not None and node.call.instant:
             self._instants.append(node.id)
+        rests = tuple(p for p in node.pools if self._running[p] and self._may_interrupt(node, self._running[p]))
+        for pool in rests:
+            self._resting[pool] = {**self._resting.get(pool, {}), **self._running[pool]}
+            self._running[pool].clear()
         for pool in node.pools:
             self._running[pool][node.id] = node
         call = node.call
@@ -350,7 +402,7 @@ class Machine:
             return
         versions = {w: self._rules.copies[w].installed for w in call.serves if w in self._rules.copies}
         offload, onload = self.residency.need(call.pools, call.residents) if call.residents else ((), ())
-        self._out.append(Start(node.id, chunk, node.chunks, node.pools, versions, offload, onload))
+        self._out.append(Start(node.id, chunk, node.chunks, node.pools, versions, offload, onload, rests))
 
     # -- completion ---------------------------------------------------------------------------------------------
 
@@ -361,7 +413,7 @@ class Machine:
         if node.call is not None:
             self._rules.forget(node, node.call)
         elif node.kind == "publish":
-            node.after += self._rules.installed(node)
+            self._rules.installed(node)
         for other in node.after:
             other.left -= 1
             self._ready_if(other)
@@ -381,9 +433,11 @@ class Machine:
         return node.call.title if node.call is not None else f"{node.worker}.{node.kind} v{node.version}"
 
 
-def _key(node: Node, chunk: int) -> tuple[int, int]:
+def _key(node: Node, chunk: int) -> _Key:
     """What a start of it is called in the order of a run."""
-    return (node.id, chunk) if node.call is not None else (PUBLISH if node.kind == "publish" else STAGE, node.version)
+    if node.call is not None:
+        return node.id, chunk, ""
+    return PUBLISH if node.kind == "publish" else STAGE, node.version, node.worker
 
 
 def _shared_by(node: Node) -> tuple[str, ...]:

@@ -31,8 +31,6 @@ class Copies:
     before: Node | None = None  # the last publish of what was updated outside of steps
     stage: Node | None = None  # the last stage
     waiting: list[Node] = field(default_factory=list[Node])  # held publishes
-    pinned: dict[int, int] = field(default_factory=dict[int, int])  # version: pinned reads that are not finished
-    awaited: dict[int, list[Node]] = field(default_factory=dict[int, "list[Node]"])  # pinned reads of a later one
 
 
 class PublishRules:
@@ -44,13 +42,10 @@ class PublishRules:
     def __init__(self, setup: Setup, versions: Mapping[str, int], *, move: Move, ready: Callable[[Node], None]) -> None:
         self._exact = setup.staleness == 0
         self._settled = setup.settled
-        self._pins, self._move, self._ready = setup.pins, move, ready
+        self._move, self._ready = move, ready
         self.copies = {w: Copies(f, versions.get(w, 0), versions.get(w, 0)) for w, f in setup.followers.items()}
         self._last_update: dict[str, Node] = {}  # of a worker's trained copy
         self._reads: dict[str, list[Node]] = {}  # since that update
-        for worker, version in (seen for versions in setup.pins.values() for seen in versions.items()):
-            if (copies := self.copies.get(worker)) is not None:
-                copies.pinned[version] = copies.pinned.get(version, 0) + 1
 
     # -- what happens in the program --------------------------------------------------------------------------------
 
@@ -101,10 +96,6 @@ class PublishRules:
         node.wait_for(copies.before)
         if self._settled:  # what an exact read has caused before it in the program, it sees too
             node.wait_for(copies.last if copies.last is not None and not copies.last.held else None)
-        pin = self._pin(call.id, worker)
-        if pin is not None and pin > copies.installed:
-            copies.awaited.setdefault(pin, []).append(node)
-            node.left += 1
 
     def change(self, node: Node, worker: str) -> None:
         """Have an update wait for all that must still see the weights as they are."""
@@ -149,28 +140,18 @@ class PublishRules:
     def release(self, copies: Copies, publishes: Iterable[Node]) -> None:
         """Let publishes go ahead, after the relaxed reads that are to see the version before."""
         for publish in publishes:
-            if self._pins and any(copies.pinned.get(v) for v in range(publish.version)):
-                continue
             copies.waiting.remove(publish)
             publish.held = False
-            if self._settled or self._pins:
+            if self._settled:
                 for reader in copies.relaxed:
-                    pin = self._pin(reader.id, publish.worker)
-                    if pin is None or pin < publish.version:
-                        publish.wait_for(reader)
+                    publish.wait_for(reader)
             self._ready(publish)
-
-    def _pin(self, call: int, worker: str) -> int | None:
-        """Return the version of a worker that a call is to see, where that is given."""
-        return self._pins.get(call, {}).get(worker)
 
     # -- what is done -------------------------------------------------------------------------------------------------
 
-    def installed(self, publish: Node) -> list[Node]:
-        """A publish is done: return the reads that waited for its version."""
-        copies = self.copies[publish.worker]
-        copies.installed = publish.version
-        return copies.awaited.pop(publish.version, [])
+    def installed(self, publish: Node) -> None:
+        """A publish is done."""
+        self.copies[publish.worker].installed = publish.version
 
     def forget(self, node: Node, call: Call) -> None:
         """A call is done: nothing waits for it as a reader any more."""
@@ -180,9 +161,6 @@ class PublishRules:
                 continue
             if node in copies.relaxed:
                 copies.relaxed.remove(node)
-            if (pin := self._pin(call.id, worker)) is not None:
-                copies.pinned[pin] -= 1
-                self.release(copies, [p for p in copies.waiting])
             if node in copies.readers:
                 copies.readers.remove(node)
         for worker in call.reads:

@@ -17,8 +17,9 @@ class Scheme:
 
     ``train`` and ``generate`` are the pools of each worker for its two uses; ``relaxed`` the calls that may see older
     weights; ``residents`` by pool and worker what its memory holds in a turn, where turns matter. ``home`` are the
-    pools whose calls the driver's thread does while the program waits. ``arguments``: those of each worker. ``rowwise``
-    are those whose engine others may ask row by row.
+    pools whose calls the driver's thread does while the program waits. ``arguments``: those of each worker. Where the
+    setup ``streams``, ``one_by_one`` are the workers whose engine has the rows of several calls in one batch, and
+    ``rowwise`` those whose engine others may ask row by row.
     """
 
     train: Mapping[str, str]
@@ -33,6 +34,7 @@ class Scheme:
     arguments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
     home: frozenset[str] = frozenset()
     rowwise: frozenset[str] = frozenset()
+    one_by_one: frozenset[str] = frozenset()
 
     def call(
         self,
@@ -58,7 +60,9 @@ class Scheme:
         pools = self.pools(op, worker, handles)
         relaxed = sampling and step >= 0 and site in self.relaxed
         declared: Mapping[str, Any] = self.arguments.get(worker or "", {})
-        joins = op.joins and bool(follows) and self.rowwise.issuperset(follows)
+        streams = self.setup.streams
+        joins = op.joins and streams and self.setup.publish != "drain" and bool(follows)
+        joins = joins and self.rowwise.issuperset(follows)
         return Call(
             id,
             step,
@@ -75,7 +79,7 @@ class Scheme:
             rows=gives_rows(op),
             queues=op.updates is None and not op.external and op.cost != "generate" and not handles,
             instant=op.owner == "data",
-            whole=bool(follows) and not op.asks and not joins,
+            whole=bool(follows) and not joins and not (op.asks and streams and self.one_by_one.issuperset(follows)),
             joins=joins,
         )
 

@@ -18,6 +18,7 @@ from .events import (
     Entered,
     Event,
     Finished,
+    GoOn,
     Grouped,
     Issued,
     Opened,
@@ -110,6 +111,8 @@ class VirtualClock:
         self._pauses: dict[str, float] = {}  # by pool: seconds for which running requests stood still
         self._engines: dict[str, EngineSlots] = {}  # by pool
         self._wakes: dict[str, int] = {}  # by pool: the number of the wake that counts
+        self._resting: dict[str, float] = {}  # pools whose rows stand still, and since when
+        self._late: dict[str, list[tuple[float, int, _Due, str, float]]] = {}  # what would have happened meanwhile
         self._spans: dict[tuple[int, int], int] = {}  # call and chunk in an engine: the place of its span
         self._links = SharedLinks()
         self._through: dict[Hashable, Callable[[], None]] = {}  # what follows when something on the links is through
@@ -174,6 +177,8 @@ class VirtualClock:
                     self._publish(command)
                 case Stage():
                     self._later(0.0, Finished(command.id))
+                case GoOn():
+                    self._let_rows_go_on(command)
                 case Take():
                     self._taken(command)
                 case Commit():
@@ -181,8 +186,11 @@ class VirtualClock:
 
     def _pass(self) -> None:
         """Go on to the next thing that happens."""
-        time, _, event, pool, pauses = heapq.heappop(self._due)
+        due = time, _, event, pool, pauses = heapq.heappop(self._due)
         if isinstance(event, _Wake) and event.number != self._wakes[event.pool]:
+            return
+        if pool in self._resting:
+            self._late[pool].append(due)
             return
         late = self._pauses.get(pool, 0.0) - pauses
         if late > 0:
@@ -215,7 +223,10 @@ class VirtualClock:
     def _start(self, command: Start) -> None:
         call = self._calls[command.id]
         self._titles[call.id] = call.title
-        begin = max(self._swap(command, call), *(self._busy.get(p, 0.0) for p in call.pools if call.queues), 0.0)
+        for pool in command.rests:
+            self._rest(pool)
+        busy = (self._busy.get(pool, 0.0) for pool in call.pools if call.queues)
+        begin = max(self._swap(command, call.pools, call.step), *busy, 0.0)
         if call.serves:
             self.flown.versions.setdefault(call.id, []).append(min(command.versions.values(), default=0))
         if call.joins and self.machine.setup.streams:  # its rows come and go, whoever else is there
@@ -349,7 +360,7 @@ class VirtualClock:
         self._note_home(command)
         running = self.machine.setup.publish != "drain"  # requests, which stand still meanwhile
         if running:
-            self._hold(pool, seconds, again=self.machine.setup.publish == "interrupt")
+            self._hold_rows(pool, seconds, again=self.machine.setup.publish == "interrupt")
         if not seconds > 0:
             self._later(seconds, Finished(command.id))
             return
@@ -360,7 +371,7 @@ class VirtualClock:
         def done() -> None:
             self.flown.spans[place] = replace(span, end=self.time)
             if running and self.time > span.end:  # others were on its links
-                self._hold(pool, self.time - span.end, again=False)
+                self._hold_rows(pool, self.time - span.end, again=False)
             self._finish(Finished(command.id))
 
         if parts := self.pace.publish_parts(command.worker):
@@ -368,32 +379,57 @@ class VirtualClock:
         else:
             self._later(seconds, Finished(command.id))
 
-    def _hold(self, pool: str, seconds: float, *, again: bool) -> None:
-        """Have requests that run wait for a publish; ``again``: and pay for keys and values that are computed again."""
-        self._pauses[pool] = self._pauses.get(pool, 0.0) + seconds
+    def _rest(self, pool: str) -> None:
+        """Have the rows that run in a pool stand still from now on."""
         if pool in self._engines:
             self._go_on(pool)
+            self._wakes[pool] += 1
+        self._resting[pool], self._late[pool] = self.time, []
+
+    def _let_rows_go_on(self, command: GoOn) -> None:
+        """Have rows go on that stood still, once what they need is back in memory."""
+        pool, since = command.pool, self._resting.pop(command.pool)
+        step = self._calls[command.id].step if command.id in self._calls else -1
+        seconds = self._swap(command, (pool,), step) - since
+        self._pauses[pool] = self._pauses.get(pool, 0.0) + seconds
+        for due in self._late.pop(pool):
+            heapq.heappush(self._due, due)
+        if pool in self._engines:
             batch = self._engines[pool].batch
             batch.stall(seconds)
-            if again:
+            if command.onload:
                 batch.interrupt()
             self._go_on(pool)
+
+    def _hold_rows(self, pool: str, seconds: float, *, again: bool) -> None:
+        """Have rows that run wait for a publish; ``again``: and pay for keys and values that are computed again."""
+        still = pool in self._resting  # already
+        if not still:
+            self._pauses[pool] = self._pauses.get(pool, 0.0) + seconds
+        if pool in self._engines:
+            if not still:
+                self._go_on(pool)
+                self._engines[pool].batch.stall(seconds)
+            if again:
+                self._engines[pool].batch.interrupt()
+            if not still:
+                self._go_on(pool)
 
     def _note_home(self, command: Start | Publish) -> None:
         """Note what the program's own thread begins now, or as soon as the program waits."""
         if self._home and any(pool in self._home for pool in command.pools):
             self._at_home[command.id, command.chunk if isinstance(command, Start) else 0] = self.time
 
-    def _swap(self, command: Start, call: Call) -> float:
+    def _swap(self, command: Start | GoOn, pools: Sequence[str], step: int) -> float:
         """Seconds for what leaves and what comes, first the one, then the other; pools do it side by side."""
         begin = self.time
-        for pool in call.pools:
+        for pool in pools:
             at = self.time
             for what, moves in (("offload", command.offload), ("onload", command.onload)):
                 for place, resident in moves:
                     if place == pool and (seconds := self.pace.swap(pool, resident, what)) > 0:
                         title = f"{resident}.{what}"
-                        self.flown.spans.append(Span(title, call.step, (pool,), at, at + seconds, self._because))
+                        self.flown.spans.append(Span(title, step, (pool,), at, at + seconds, self._because))
                         at += seconds
             begin = max(begin, at)
         for pool in {p for p, _ in (*command.offload, *command.onload)}:

@@ -84,7 +84,7 @@ class FakeEngine(ContinuousBatch):
         self._token_seconds, self._prompt_seconds = token_seconds, prompt_seconds
         self._inside: dict[RunningRow, None] = {}  # rows whose tokens so far are computed
         self._known: dict[int, Any] | None = {} if prefix_cache else None  # what rows have had, token by token
-        self._offloaded: Offloaded | None = None
+        self.offloaded: Offloaded | None = None  # what is out of memory while it sleeps
 
     @property
     def tokenizer(self) -> Any:
@@ -172,18 +172,18 @@ class FakeEngine(ContinuousBatch):
 
     def sleep(self) -> int:
         """Empty the table; see :class:`flowrl.workers.engine.Sleeps`. Returns its bytes."""
-        if self._offloaded is not None:
+        if self.offloaded is not None:
             return 0
-        self._offloaded = Offloaded()
+        self.offloaded = Offloaded()
         self.fall_asleep()
-        return self._offloaded.take([self.table])
+        return self.offloaded.take([self.table])
 
     def wake(self) -> int:
         """Fill the table again. Returns its bytes."""
-        if self._offloaded is None:
+        if self.offloaded is None:
             return 0
-        size = self._offloaded.bring_back()
-        self._offloaded = None
+        size = self.offloaded.bring_back()
+        self.offloaded = None
         self.awake()
         return size
 

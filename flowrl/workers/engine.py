@@ -70,7 +70,9 @@ class Sleeps(Engine, Protocol):
     """Leaves its memory to others between calls.
 
     All that it holds goes: weights, what trains them, keys and values. Rows that run wait, and go on as they were.
-    Asleep it makes no token, and RunError is raised by what begins a call.
+    Asleep it makes no token, and RunError is raised by what begins a call. Where its state is in this process, its
+    attribute ``offloaded`` is the :class:`flowrl.workers.weights.offloaded.Offloaded` that has it meanwhile, from which
+    checkpoints take it; None while it is awake.
     """
 
     def sleep(self) -> int:

@@ -71,6 +71,23 @@ class SampledRow:
             support=None if self.support is None else self.support.since(known),
         )
 
+    def until(self, known: int) -> SampledRow:
+        """Return the row as it was when it had so many tokens, and had not ended.
+
+        >>> logprobs = (-0.5, -1.2, -0.1)
+        >>> fl.testing.SampledRow(1, 0, (5, 7, 2), logprobs, logprobs, ((3, 2), (4, 1)), "stop").until(1).versions
+        ((3, 1),)
+        """
+        return replace(
+            self,
+            ids=self.ids[:known],
+            rollout_logprobs=self.rollout_logprobs[:known],
+            sampling_logprobs=self.sampling_logprobs[:known],
+            versions=last_spans(self.versions[::-1], known)[::-1],
+            reason="aborted",
+            support=None if self.support is None else self.support.until(known),
+        )
+
     @property
     def token_versions(self) -> tuple[int, ...]:
         """The version of the weights behind each token."""

@@ -14,6 +14,7 @@ from flowrl import Batch, rl
 from flowrl.backends.continuous import ContinuousBatch
 from flowrl.cli import main
 from flowrl.cli.arguments.script import load_script
+from flowrl.schedule.events import AGAIN, PUBLISH
 
 FLOWS = Path(__file__).parents[1] / "runtime"
 GRPO = Path(__file__).parents[2] / "algorithms" / "grpo.py"
@@ -31,7 +32,7 @@ place:
   first: {{train: {{pool: train}}, generate: {{pool: rollout}}}}
   second: {{train: {{pool: train}}, generate: {{pool: rollout}}}}
   reward: {{pool: train}}
-pipeline: {{staleness: {}}}
+pipeline: {{staleness: {}, publish: {}}}
 """
 OVERLAP = """
 pools: {{train: {{device: cpu}}, rollout: {{device: cpu}}}}
@@ -106,64 +107,103 @@ def test_a_run_of_a_model_is_bitwise_equal_at_staleness_0_and_1(tmp_path, capsys
     assert "Bitwise equal" in said
 
 
+def begun_in(run: Path) -> list[list]:
+    """What pools that sample have begun with, as it is recorded."""
+    lines = map(json.loads, (run / "digests.jsonl").read_text().splitlines())
+    return [each for line in lines for each in line.get("begun", ())]
+
+
+def seen_by(run: Path, node: str) -> list[list[int]]:
+    """The versions that each call of a node was started with, of each chunk."""
+    lines = map(json.loads, (run / "digests.jsonl").read_text().splitlines())
+    return [line["versions"][node.partition(".")[0]] for line in lines if line.get("node") == node]
+
+
+def rewrite_begun(run: Path, begun: list[list]) -> None:
+    """Have a run say that its pools have begun with this, in this order."""
+    lines = [json.loads(line) for line in (run / "digests.jsonl").read_text().splitlines()]
+    program = lines[0]["program"]
+    lines = [line for line in lines if "begun" not in line]
+    lines.append({"program": program, "step": lines[-1]["step"], "begun": begun, "taken": {}})
+    (run / "digests.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def calls_of(run: Path, node: str) -> list[int]:
+    lines = map(json.loads, (run / "digests.jsonl").read_text().splitlines())
+    return [line["call"] for line in lines if line.get("node") == node]
+
+
+AT_THE_END = {"0": 1000}  # steps after which rows have ended
+
+
 def test_with_more_staleness_calls_see_the_versions_that_they_saw(tmp_path, capsys):
     run = ran(tmp_path / "run", staleness=3, steps=6)
-    lines = [json.loads(line) for line in (run / "digests.jsonl").read_text().splitlines()]
-    seen = [line["versions"]["actor"] for line in lines if line["node"] == "actor.generate"]
     keep = tmp_path / "again"
     assert main(["replay", str(run), "--keep", str(keep)]) == 0, capsys.readouterr().out
-    pins = json.loads((keep / "replay.json").read_text())["pins"]
-    assert [[version["actor"]] for version in pins.values()] == seen, "each generate is given its version"
+    assert seen_by(keep, "actor.generate") == seen_by(run, "actor.generate")
+    assert begun_in(run) and json.loads((keep / "replay.json").read_text())["begun"] == begun_in(run)
 
 
 def test_versions_are_kept_to_where_timing_had_given_others(tmp_path, capsys):
     """The versions of a run whose every generate had seen the oldest ones that it may: a free run hardly gives these."""
     run = ran(tmp_path / "run", staleness=2, steps=5)
-    keep = tmp_path / "again"
-    assert main(["replay", str(run), "--keep", str(keep)]) == 0, capsys.readouterr().out
-    lines = [json.loads(line) for line in (run / "digests.jsonl").read_text().splitlines()]
-    step = 0
-    for line in lines:
-        if line["node"] == "actor.generate":
-            line["versions"]["actor"] = [max(0, step - 2)]
-            step += 1
-    (run / "digests.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    begun: list[list] = []
+    for step, call in enumerate(calls_of(run, "actor.generate")):
+        if step > 2:
+            begun.append(["rollout", PUBLISH, step - 2, AT_THE_END, [], "actor"])
+        begun.append(["rollout", call, 0, AT_THE_END])
+    rewrite_begun(run, begun)
     other = tmp_path / "oldest"
     main(["replay", str(run), "--keep", str(other)])
-    found = [json.loads(line) for line in (other / "digests.jsonl").read_text().splitlines()]
-    seen = [line["versions"]["actor"] for line in found if line["node"] == "actor.generate"]
-    assert seen == [[0], [0], [0], [1], [2]]
+    assert seen_by(other, "actor.generate") == [[0], [0], [0], [1], [2]]
 
 
-def test_with_more_staleness_calls_of_several_workers_see_the_versions_that_they_saw(tmp_path, capsys):
+def test_chunks_of_a_call_see_the_versions_that_they_saw(tmp_path, capsys):
+    """A publish came between two chunks of a call: it comes there again, and all is equal to the last bit."""
+    run = overlapped(tmp_path / "run", 2, "fifo", "drain", 2, steps=4)
+    first, second, *others = calls_of(run, "actor.generate")
+    begun = [["rollout", first, 0, AT_THE_END], ["rollout", first, 1, {"0": 3}], ["rollout", second, 0, AT_THE_END]]
+    begun += [["rollout", PUBLISH, 1, AT_THE_END, [], "actor"], ["rollout", second, 1, {}]]
+    for version, call in enumerate(others, start=2):
+        begun += [["rollout", call, 0, {"0": 2}], ["rollout", call, 1, {"0": 1}]]
+        begun += [["rollout", PUBLISH, version, AT_THE_END, [], "actor"]]
+    rewrite_begun(run, begun)
+    so = tmp_path / "so"
+    main(["replay", str(run), "--keep", str(so)])
+    assert seen_by(so, "actor.generate")[:2] == [[0], [0, 1]]
+    capsys.readouterr()
+    assert main(["replay", str(so), "--keep", str(tmp_path / "again")]) == 0, capsys.readouterr().out
+    assert "Bitwise equal: all" in capsys.readouterr().out
+    assert seen_by(tmp_path / "again", "actor.generate") == seen_by(so, "actor.generate")
+
+
+@pytest.mark.parametrize("how", [(3, "drain"), (1, "interrupt")], ids=str)
+def test_calls_of_several_workers_see_the_versions_that_they_saw(tmp_path, capsys, how):
     """Of each worker its own: those that a free run would hardly give are given too."""
+    staleness, publish = how
     plan = tmp_path / "plan.yaml"
-    plan.write_text(TWO.format(3))
+    plan.write_text(TWO.format(staleness, publish))
     run, module = tmp_path / "run", module_of("two_actors_flow")
     module.flow.run("two_actors", out=run, plan=str(plan), quiet=True, save_models=False, steps=6)
     keep = tmp_path / "again"
     assert main(["replay", str(run), "--keep", str(keep)]) == 0, capsys.readouterr().out
     assert "Bitwise equal" in capsys.readouterr().out
-
-    def seen(out: Path) -> dict[str, list[list[int]]]:
-        lines = [json.loads(line) for line in (out / "digests.jsonl").read_text().splitlines()]
-        return {
-            n: [line["versions"][n] for line in lines if line["node"] == f"{n}.generate"] for n in ("first", "second")
-        }
-
-    pins = json.loads((keep / "replay.json").read_text())["pins"].values()
-    assert {name: [[v[name]] for v in pins if name in v] for name in ("first", "second")} == seen(run) == seen(keep)
-    lines, step = [json.loads(line) for line in (run / "digests.jsonl").read_text().splitlines()], {}
-    for line in lines:
-        for name in line.get("versions", {}) if line["node"].endswith(".generate") else ():
-            number = step[name] = step.get(name, -1) + 1
-            line["versions"][name] = [max(0, number - 3) if name == "first" else max(0, number - 3) // 2]
-    (run / "digests.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for name in ("first", "second"):
+        assert seen_by(keep, f"{name}.generate") == seen_by(run, f"{name}.generate")
+    if publish != "drain":
+        return
+    begun: list[list] = []
+    numbers = zip(calls_of(run, "first.generate"), calls_of(run, "second.generate"), strict=True)
+    for step, calls in enumerate(numbers):
+        if step > 3:
+            begun.append(["rollout", PUBLISH, step - 3, AT_THE_END, [], "first"])
+        if step > 3 and step % 2:
+            begun.append(["rollout", PUBLISH, (step - 3) // 2, AT_THE_END, [], "second"])
+        begun += [["rollout", call, 0, AT_THE_END] for call in calls]
+    rewrite_begun(run, begun)
     main(["replay", str(run), "--keep", str(tmp_path / "oldest")])
-    assert seen(tmp_path / "oldest") == {
-        "first": [[0], [0], [0], [0], [1], [2]],
-        "second": [[0], [0], [0], [0], [0], [1]],
-    }
+    assert seen_by(tmp_path / "oldest", "first.generate") == [[0], [0], [0], [0], [1], [2]]
+    assert seen_by(tmp_path / "oldest", "second.generate") == [[0], [0], [0], [0], [0], [1]]
 
 
 def overlapped(
@@ -196,6 +236,7 @@ def overlapped(
     "how",
     [
         (1, "fifo", "interrupt", 1),
+        (3, "fifo", "drain", 2),
         (2, "window", "continue", 2),
         pytest.param((3, "window", "drain", 1), marks=pytest.mark.nightly),
         pytest.param((4, "window", "interrupt", 3), marks=pytest.mark.nightly),
@@ -225,19 +266,30 @@ def test_processes_of_ray_are_bitwise_equal(tmp_path, capsys, how):
     assert main(["replay", str(run), "--step", "4"]) == 0, capsys.readouterr().out
 
 
-def test_a_run_whose_ranks_were_started_again_is_refused(tmp_path, capsys):
-    run = overlapped(tmp_path / "run", 1, "fifo", "interrupt", 1, steps=2)
-    event = {"time": 0.0, "kind": "renewed", "text": "rank 1 was started again"}
+def note_event(run: Path, kind: str, text: str) -> None:
     with (run / "events.jsonl").open("a") as file:
-        file.write(json.dumps(event) + "\n")
+        file.write(json.dumps({"time": 0.0, "kind": kind, "text": text}) + "\n")
+
+
+def test_what_timing_has_decided_and_no_replay_can_give_is_refused(tmp_path, capsys):
+    """Ranks that a pool has lost for good, rows that went with their copy, and a record without an order."""
+    run = overlapped(tmp_path / "run", 1, "fifo", "interrupt", 1, steps=2)
+    note_event(run, "renewed", "rank 1 was started again")
+    assert main(["replay", str(run)]) == 0, "what its rows went on from is in the record, and there are none"
+    capsys.readouterr()
+    text = (run / "digests.jsonl").read_text()
+    first = calls_of(run, "actor.generate")[0]
+    again = ["rollout", AGAIN, 1, {"1": 4}, [], "actor", [[first, 0, {"0": 3}, False, True]]]
+    rewrite_begun(run, [*begun_in(run)[:1], again, *begun_in(run)[1:]])
     assert main(["replay", str(run)]) == 2
-    said = capsys.readouterr().err
-    assert "ranks were lost in it" in said and "rank 1 was started again" in said
-    text = (run / "digests.jsonl").read_text().splitlines()
-    (run / "digests.jsonl").write_text("".join(f"{line}\n" for line in text if '"begun"' not in line))
-    (run / "events.jsonl").write_text("")
+    assert "rank 1 was lost, and of actor.generate of step 0 it began rows again" in capsys.readouterr().err
+    (run / "digests.jsonl").write_text("".join(f"{line}\n" for line in text.splitlines() if '"begun"' not in line))
     assert main(["replay", str(run)]) == 2
-    assert "has not recorded when its pool of engines began with what" in capsys.readouterr().err
+    assert "has not recorded when its engines began with what" in capsys.readouterr().err
+    (run / "digests.jsonl").write_text(text)
+    note_event(run, "resized", "pool 'rollout' has 1 of 2 ranks: rank 1 is gone")
+    assert main(["replay", str(run)]) == 2
+    assert "a replay begins with all: pool 'rollout' has 1 of 2 ranks" in capsys.readouterr().err
 
 
 def sample_otherwise(monkeypatch) -> None:
@@ -285,10 +337,9 @@ def test_rows_that_are_longer_than_those_of_the_run_hold_up_nothing(tmp_path, ca
     assert "sampled other tokens" in said and "Bitwise equal: all" in said
 
 
-def test_forced_rows_make_up_for_ranks_that_were_started_again(tmp_path, capsys):
+def test_forced_rows_make_up_for_ranks_that_are_gone(tmp_path, capsys):
     run = overlapped(tmp_path / "run", 2, "window", "interrupt", 1, steps=3, keep_sampled=True)
-    with (run / "events.jsonl").open("a") as file:
-        file.write(json.dumps({"time": 0.0, "kind": "renewed", "text": "rank 1 was started again"}) + "\n")
+    note_event(run, "resized", "pool 'rollout' has 1 of 2 ranks: rank 1 is gone")
     assert main(["replay", str(run)]) == 2
     assert "replay them with --forced" in capsys.readouterr().err
     assert main(["replay", str(run), "--forced"]) == 0, capsys.readouterr().out

@@ -33,7 +33,7 @@ class Actions:
 def deadlocks(setup, actions, most=20_000):
     """The stories of all states in which nothing runs and the program is not over, and how many states there are."""
     start = Machine(setup)
-    kept = {id(x): x for x in (setup, setup.pins, setup.memory, *setup.followers.values())}
+    kept = {id(x): x for x in (setup, setup.memory, *setup.followers.values())}
     kept |= {id(a.call): a.call for a in actions if isinstance(a, Issued)}
     seen, found, todo = set(), [], [(0, start, frozenset())]
     while todo:

@@ -12,7 +12,22 @@ from hypothesis import strategies as st
 from programs import COLOCATED, SHARED, SPLIT, Driver, Times, pools_of, setup
 
 from flowrl.placement.cost.continuous_batch import Engine
-from flowrl.schedule.events import Call, Closed, Ended, Entered, Finished, Follower, Issued, Memory, Opened, Setup
+from flowrl.schedule.events import (
+    PUBLISH,
+    Begun,
+    Call,
+    Closed,
+    Ended,
+    Entered,
+    Finished,
+    Follower,
+    Issued,
+    Memory,
+    Opened,
+    Publish,
+    Setup,
+    Start,
+)
 from flowrl.schedule.group_window import Window, width
 from flowrl.schedule.machine import IllegalEvent, Machine
 from flowrl.schedule.virtual_clock import Deadlock, Rows
@@ -163,17 +178,35 @@ def test_more_staleness_hides_what_one_step_cannot():
     assert spent[0] > spent[1] >= spent[2]
 
 
-def test_a_log_of_versions_gives_them_again():
-    def fly(seed: int, pins: dict[int, dict[str, int]]) -> Driver:
-        driver = Driver(setup(staleness=3, pins=pins), Times(chance=random.Random(seed)), pools_of(SPLIT))
-        grpo(driver, 30)
-        return driver
+@pytest.mark.parametrize("chunks", [1, 3])
+def test_a_log_of_what_was_begun_gives_versions_again(chunks):
+    """Of each chunk, too: the pool that samples begins with calls and publishes in the order of the first run."""
 
-    first = fly(1, {})
-    log = {id: {"actor": seen[0]} for id, seen in first.clock.flown.versions.items()}
+    def fly(seed: int, log: tuple[Begun, ...]) -> tuple[list[list[int]], tuple[Begun, ...]]:
+        driver = Driver(
+            setup(staleness=3, chunks=chunks, begun=log), Times(chance=random.Random(seed)), pools_of(SPLIT)
+        )
+        begun: list[Begun] = []
+        handle = driver.machine.handle
+
+        def noted(event):
+            commands = handle(event)
+            for command in commands:
+                if isinstance(command, Publish):
+                    begun.append(Begun("rollout", PUBLISH, command.version, worker="actor"))
+                elif isinstance(command, Start) and command.pools == ("rollout",):
+                    begun.append(Begun("rollout", command.id, command.chunk))
+            return commands
+
+        driver.machine.handle = noted
+        grpo(driver, 30, rowwise=True)
+        return [seen for _, seen in sorted(driver.clock.flown.versions.items())], tuple(begun)
+
+    first, log = fly(1, ())
     for seed in range(2, 30):
-        assert versions(fly(seed, log)) == versions(first)
-    assert any(versions(fly(seed, {})) != versions(first) for seed in range(2, 30))
+        assert fly(seed, log) == (first, log)
+    assert any(fly(seed, ())[0] != first for seed in range(2, 30))
+    assert chunks == 1 or any(len(set(seen)) > 1 for seen in first), "chunks of a call have several versions"
 
 
 # -- programs that must not deadlock ----------------------------------------------------------------------------------

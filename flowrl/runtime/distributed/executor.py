@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from ...lowering.deployment import Deployment
 from ...workers.engine import Engine, Published
 from ...workers.headway import Headway, headway
 from ...workers.model_options import Build, Model
-from ..executor import PendingCall, RunServices, open_copies
+from ..executor import PendingCall, RowsAgain, RunServices, open_copies
 from ..storage.checkpoints import checkpoint_folder as checkpoint
 from ..storage.run_lock import began
 from ..values.call import Call
@@ -102,10 +102,9 @@ class DistributedExecutor(OpenGroups):
 
     def start(self, call: Call, chunk: int, worker: WorkerGroup | None, arguments: Mapping[str, Any]) -> PendingCall:
         """Send a call to the ranks of its worker, or to where its rows are; returns what waits for it."""
-        del chunk
         if call.streams and worker is not None:
             engine = self._share(worker)
-            return StreamedCallOnRanks(self.client, call, worker, to_remote(arguments), engine)
+            return StreamedCallOnRanks(self.client, call, worker, to_remote(arguments), engine, chunk)
         return start_call(self.client, call, worker, arguments)
 
     def engine_steps(self, name: str) -> dict[int, tuple[int, bool]]:
@@ -117,6 +116,20 @@ class DistributedExecutor(OpenGroups):
         """Have the engines of a worker make no more than so many steps in all; None: as many as they like."""
         if name in self._shared:
             self._shared[name].most = steps
+
+    def rows_begun_again(self, name: str) -> list[RowsAgain]:
+        """Return, once, which rows of a worker its ranks have begun again, as they were lost in the midst of them."""
+        engine = self._shared.get(name)
+        return [] if engine is None else engine.take_again()
+
+    def keep_open(self, name: str, parts: Collection[tuple[int, int, int]]) -> None:
+        """Take no answer of these parts of a worker's calls, (rank, call, part), until they are begun again."""
+        if name in self._shared:
+            self._shared[name].open = parts
+
+    def begin_rows_again(self, name: str, again: RowsAgain) -> None:
+        """Have a rank begin rows again from some of the tokens that they have, as if it had been lost."""
+        self._shared[name].begin_rows_again(again)
 
     def _unserved(self) -> list[str]:
         """Return the pools to which no weights are published: ranks that arrive there take part after any step."""

@@ -136,6 +136,13 @@ class HeardTokens:
         self.last = 0  # the number of the message that was heard last
         self._messages: list[ToldTokens] = []  # put together once somebody has to go on from them
 
+    @staticmethod
+    def of(told: ToldTokens) -> HeardTokens:
+        """Return what is heard of rows that begin with these tokens, whose next message is the first one."""
+        heard = HeardTokens()
+        heard._messages.append(told)
+        return heard
+
     def take(self, told: Iterable[ToldTokens]) -> int:
         """Take messages of a rank, in their order. Returns the bytes of those that are new."""
         size = 0

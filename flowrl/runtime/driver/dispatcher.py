@@ -24,6 +24,7 @@ from ...schedule.events import (
     Event,
     Finished,
     Freed,
+    GoOn,
     Grouped,
     Issued,
     Publish,
@@ -49,6 +50,7 @@ from .pool_threads import Everywhere, Pools
 MOVE = 1 << 62  # stands for a move of weights among the numbers of calls
 REFERENCE_GROUPS = 16  # prompt groups of a step whose KL to the reference is looked at, where no loss has it
 QUIET = 1.0  # seconds without an event after which engines that stand still in a replay are looked at
+MOMENT = 0.001  # seconds from one look at rows that stand still to the next
 NO_POOL = ""  # the name of the thread of calls that take no pool, unless the driver does them
 
 
@@ -92,7 +94,23 @@ class _Job:
     @property
     def pools(self) -> tuple[str, ...]:
         """The pools that it takes."""
-        return () if isinstance(self.command, (Commit, Take)) else self.command.pools
+        return () if isinstance(self.command, (Commit, GoOn, Take)) else self.command.pools
+
+
+class _GoOnJob:
+    """Rows that stand still in a pool go on, once its thread comes to it."""
+
+    def __init__(self, dispatcher: Dispatcher, command: GoOn) -> None:
+        self.dispatcher, self.command = dispatcher, command
+
+    def start(self) -> bool:
+        """Have them go on."""
+        self.dispatcher._let_rows_go_on(self.command)
+        return False
+
+    def finish(self) -> bool:
+        """It is over."""
+        return True
 
 
 class Skipped(Exception):
@@ -134,6 +152,9 @@ class Dispatcher:
         self._issued: dict[int, Call] = {}  # not done yet
         self._staged: dict[tuple[str, int], Any] = {}
         self._since: dict[int, float] = {}  # when what runs was begun
+        self._queued = 0  # what was handed to threads and is not begun
+        self._resting: set[str] = set()  # pools whose rows stand still
+        self._closing = False
         self._quiet_since = perf_counter()  # the last event
         self.events = 0  # so far
         self._beside: dict[
@@ -158,9 +179,9 @@ class Dispatcher:
 
     def _let_engines_go_on(self) -> Literal[False]:
         """In a replay whose rows are longer than those of the run: have engines go on that wait for a start, where that
-        start waits for their rows and nothing else runs."""
-        calls = [self._issued.get(number) for number in self._since]
-        sample = all(call is not None and call.streams for call in calls)
+        start waits for their rows and nothing else runs, or was handed to a thread that has not come to it yet."""
+        calls = [self._issued.get(number) for number in self.machine.running]
+        sample = not self._queued and all(call is not None and call.streams for call in calls)
         if sample and perf_counter() - self._quiet_since > QUIET and self.order.stands_still():
             self.order.go_on()
         return False
@@ -178,6 +199,7 @@ class Dispatcher:
 
     def close(self, wait: bool) -> None:
         """End the threads."""
+        self._closing = True
         if self.order.is_kept:
             self._pools.close(wait=False)  # nothing more is begun
             with self._changed:
@@ -258,8 +280,13 @@ class Dispatcher:
                 if isinstance(command, Take):
                     self._take(command)
                     continue
+                if isinstance(command, GoOn):
+                    self._queued += 1
+                    self._pools.put(self._thread((command.pool,)), _GoOnJob(self, command))
+                    continue
                 assert isinstance(command, (Start, Stage, Publish)), command
                 job = _Job(self, command, now, self._releases.find(event, command, freed))
+                self._queued += 1
                 thread = self._thread_beside(command) or self._thread(command.pools)
                 if command.pools or (isinstance(command, Start) and not self._pools.is_home(thread)):
                     self._pools.put(thread, job)
@@ -291,10 +318,13 @@ class Dispatcher:
     def _start(self, job: _Job) -> bool:
         """Start a call, or move weights. Returns whether there is something to wait for."""
         command = job.command
-        assert not isinstance(command, (Commit, Take)), command
+        assert not isinstance(command, (Commit, GoOn, Take)), command
         if not self.order.may_begin(command):
             job.waits_for_turn = True
             return True
+        with self._changed:
+            self._queued -= 1
+            self._resting.update(command.rests if isinstance(command, Start) else ())
         self._since[command.id] = time.time()
         if isinstance(command, Start):
             job.call = self._issued.get(command.id)
@@ -382,15 +412,17 @@ class Dispatcher:
         with self._changed:
             self.order.begin(job.command, tuple(ranks))
 
-    def _make_room(self, call: Call, command: Start) -> None:
-        """Have workers leave the memory of their pools, and those of a call come back, as the schedule says."""
+    def _make_room(self, call: Call | None, command: Start | GoOn) -> None:
+        """Have workers leave the memory of their pools, and those of a call come back, as the schedule says; None: what
+        there is to note of it belongs to no call."""
         memory, executor = self.scheme.setup.memory, self.executor
         swaps = (("offload", executor.offload, command.offload), ("onload", executor.onload, command.onload))
         for what, swap, moves in swaps:
             for pool, resident in moves:
                 start = perf_counter()
                 swap(resident, memory[pool].sizes[resident])
-                self.notes.note_swap(call, f"{resident}.{what}", pool, start, perf_counter())
+                if call is not None:
+                    self.notes.note_swap(call, f"{resident}.{what}", pool, start, perf_counter())
 
     def _finish(self, job: _Job) -> bool:
         """Wait for a call that was started, and keep what it gives. Returns whether it is over: one whose rows leave
@@ -399,6 +431,10 @@ class Dispatcher:
             job.waits_for_turn = False
             return not self._start(job)
         call, command = job.call, job.command
+        if job.groups is not None or job.stepped is not None:
+            if not self._resting.isdisjoint(job.pools):
+                return self._stand_still(job)
+            self.order.begin_rows_again(job.pools)
         if job.groups is not None:
             return self._go_on_groups(job, job.groups)
         assert call is not None and isinstance(command, Start) and job.pending is not None, "only a call is waited for"
@@ -425,6 +461,25 @@ class Dispatcher:
             self._break(call, error)
             return True
         return True
+
+    def _stand_still(self, job: _Job) -> bool:
+        """Let a moment pass in which the rows of a call stand still; it is over where nobody waits for them."""
+        if not self._closing:
+            time.sleep(MOMENT)
+            return False
+        assert job.call is not None, "only a call has rows"
+        self._break(job.call, Skipped(f"{job.call.title} was broken off"))
+        return True
+
+    def _let_rows_go_on(self, command: GoOn) -> None:
+        """Have the rows go on that stand still in a pool, with their engine back in its memory."""
+        try:
+            self._make_room(self._issued.get(command.id), command)
+        except BaseException as error:
+            self._fail(MOVE, error)
+        with self._changed:
+            self._queued -= 1
+            self._resting.discard(command.pool)
 
     def _go_on(self, job: _Job, pending: SteppedCall) -> bool:
         """Have the engine of a call make a step; tell the machine once it has room for another call. Returns whether
@@ -581,8 +636,8 @@ class Dispatcher:
             cut=cut,
             groups=count_groups(call) if exchanges else 0,
         )
-        call.joins = setup.streams and scheduled.joins
-        call.streams = setup.streams and bool(scheduled.serves) and not (scheduled.whole or scheduled.joins)
+        call.joins = scheduled.joins
+        call.streams = bool(scheduled.serves) and not (scheduled.whole or scheduled.joins)
         call.groups = scheduled.groups
         if scheduled.rowwise and not call.groups:
             call.parts = [None] * self.scheme.setup.chunks

@@ -255,7 +255,6 @@ class Runner:
         self._services.failed.reset()
         if self._replay is not None and self._replay.program == self._position.number:
             after = resume.calls if resume is not None else 0
-            execution = execution.pinned(self._replay.pins, after=after)
             execution = execution.in_order(self._replay.begun, self._replay.taken, after=after)
         session = Running(
             execution,

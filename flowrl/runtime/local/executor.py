@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from ...workers.model_worker import ModelWorker
 from ...workers.streaming import streams
 from ...workers.tokens.tokenizer import Tokenizers
 from ...workers.weights.offloaded import offloaded_of, sleep, wake
-from ..executor import PendingCall, RunServices, open_copies
+from ..executor import PendingCall, RowsAgain, RunServices, open_copies
 from ..storage.checkpoints import checkpoint_folder as checkpoint
 from ..storage.checkpoints.snapshot import Captured, Copies, capture_state, reserve_memory
 from ..storage.journal import Journal
@@ -130,10 +130,20 @@ class LocalExecutor:
     def hold_engines(self, name: str, steps: Mapping[int, int] | None) -> None:
         """Have the engine of a worker make no more than so many steps in all; None: as many as it likes."""
         if name in self._shared:
-            self._shared[name].most = None if steps is None else steps.get(0, 0)
+            self._shared[name].most = None if steps is None else steps.get(0)
 
     def choose_ranks(self, name: str, ranks: tuple[int, ...]) -> None:
         """Do nothing: there is one process."""
+
+    def rows_begun_again(self, name: str) -> list[RowsAgain]:
+        """Return nothing: there are no ranks that could be lost."""
+        return []
+
+    def keep_open(self, name: str, parts: Collection[tuple[int, int, int]]) -> None:
+        """Do nothing: no run in one process has such rows."""
+
+    def begin_rows_again(self, name: str, again: RowsAgain) -> None:
+        """Do nothing: no run in one process has such rows."""
 
     def put(self, value: Any) -> Any:
         """Return a value as calls take it: as it is, but for a column that ranks have written into a checkpoint."""

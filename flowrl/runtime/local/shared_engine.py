@@ -137,6 +137,12 @@ class SharedEngine:
         for rows in self._requests.values():
             rows.kept_cache |= keep_cache
 
+    def withdraw(self, rows: Rows) -> None:
+        """End the rows of a request: nobody waits for them any more."""
+        self.engine.abort(rows.number)
+        self._requests.pop(rows.number, None)
+        self._over.discard(rows.number)
+
     def abort(self) -> None:
         """End all rows: nobody waits for them any more."""
         for number in self._requests:
@@ -223,6 +229,7 @@ class StreamedCall:
         self._engine, self._notes, self._warn = engine, notes, warn
         self._steps: Generator[EngineCall, Sampled | None, Any] = op.run_asking(worker, arguments, into, info)
         self._rows: Rows | None = None
+        self.begun_with: Rows | None = None  # the rows of its first request, also when it is over
         self._result: Any = None
         self._go_on()
 
@@ -235,6 +242,11 @@ class StreamedCall:
     def has_entered(self) -> bool:
         """Whether all its rows have a place in the batch."""
         return self._rows is None or not self._engine.has_waiting(self._rows)
+
+    def withdraw(self) -> None:
+        """End its rows; it is of no more use."""
+        if self._rows is not None:
+            self._engine.withdraw(self._rows)
 
     def step(self) -> bool:
         """Go on by a token, unless the call is over; return whether it is."""
@@ -265,3 +277,4 @@ class StreamedCall:
         self._requests += 1
         kept, self._kept = self._kept, NOTHING
         self._rows = self._engine.submit(replace(asked.request, kept=kept.rows), kept_cache=kept.kept_cache)
+        self.begun_with = self.begun_with or self._rows

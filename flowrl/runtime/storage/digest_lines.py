@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...batch import Key
-from ...schedule.events import Begun, Groups
+from ...schedule.events import Begun, Groups, KeptTokens
 from ..values.row_digests import RowDigests, keys_of_text, keys_to_text
 from ..values.step_records import Made
 from .run_record import records_within
@@ -64,20 +64,43 @@ def digest_lines(made: Mapping[int, Made]) -> Iterator[dict[str, Any]]:
 
 
 def read_begun(run: Path, program: str) -> tuple[list[Begun], dict[int, Groups]]:
-    """Return what the pool that samples began with in a program, in its order, and the groups that calls have got."""
+    """Return what pools that sample began with in a program, each in its order, and the groups that calls have got.
+
+    Nothing of a run that an older flowrl has recorded in another form.
+    """
     begun: list[Begun] = []
     taken: dict[int, Groups] = {}
     for line in records_within(run / "digests.jsonl"):
         if "begun" in line and line["program"] == program:
-            begun += [begun_of(each) for each in line["begun"]]
+            begun += [begun_of(each) for each in line["begun"] if isinstance(each[0], str)]
             taken |= {int(call): groups_of(groups) for call, groups in line["taken"].items()}
     return begun, taken
 
 
+def begun_line(begun: Begun) -> list[Any]:
+    """Return one of ``begun`` as a line has it, without what is empty at its end.
+
+    >>> begun_line(Begun("rollout", 7, 0, {0: 17}))
+    ['rollout', 7, 0, {0: 17}]
+    """
+    said: list[Any] = list(begun)
+    while len(said) > 4 and not said[-1]:
+        said.pop()
+    return said
+
+
 def begun_of(said: Sequence[Any]) -> Begun:
-    """Return what a line of ``begun`` says: ``[7, 0, {"0": 17}, []]``."""
-    number, part, after, ranks = said
-    return Begun(number, part, {int(rank): steps for rank, steps in after.items()}, tuple(ranks))
+    """Return what a line of ``begun`` says: ``["rollout", 7, 0, {"0": 17}]``."""
+    pool, number, part, after = said[:4]
+    rest: list[Any] = [*said[4:], *((), "", ())[len(said) - 4 :]]
+    ranks, worker, kept = rest
+    steps = None if after is None else _by_number(after)
+    known = tuple(KeptTokens(call, of, _by_number(tokens), *how) for call, of, tokens, *how in kept)
+    return Begun(pool, number, part, steps, tuple(ranks), worker, known)
+
+
+def _by_number(said: Mapping[str, int]) -> dict[int, int]:
+    return {int(number): count for number, count in said.items()}
 
 
 def groups_of(said: Sequence[Sequence[int]]) -> Groups:

@@ -25,7 +25,7 @@ from ...workers.engine import Published
 from ..values.call import outcome
 from ..values.process_memory import ProcessMemory
 from ..values.step_records import Step, Timing
-from .digest_lines import digest_lines
+from .digest_lines import begun_line, digest_lines
 from .disk import hexadecimal, writing
 from .jsonl import Lines, part_checksum
 from .keep_tokenizer import keep_tokenizer
@@ -138,7 +138,8 @@ class Recorder:
             "digests", [{"program": program, "step": step.number, **line} for line in digest_lines(step.made)]
         )
         if step.begun or step.taken:
-            self.write("digests", {"program": program, "step": step.number, "begun": step.begun, "taken": step.taken})
+            where = {"program": program, "step": step.number}
+            self.write("digests", {**where, "begun": [*map(begun_line, step.begun)], "taken": step.taken})
 
     def _waited(self, timing: Timing) -> dict[str, Any]:
         """Return what is known of how a call came to begin, and of its ranks."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,7 +15,7 @@ from ...errors import UsageError, shown
 from ...schedule.events import Begun, Groups
 from .checkpoints import checkpoint_folder as checkpoint
 from .checkpoints.damage import damage
-from .digest_lines import begun_of, groups_of, read_digests
+from .digest_lines import begun_line, begun_of, groups_of
 from .recorder import STREAMS
 from .run_record import write_record
 
@@ -24,19 +24,17 @@ NAME = "replay.json"
 
 @dataclass(frozen=True)
 class Replay:
-    """What is done again: ``Replay("runs/grpo", 0, 7, pins={41: {"actor": 3}})``.
+    """What is done again: ``Replay("runs/grpo", 0, 7)``.
 
-    ``program`` is the number of the last program in the run, and ``until`` its last step; None for all of it. ``pins``:
-    the versions of workers that each call of that program saw which could have seen others. ``begun`` and ``taken``:
-    what the pool that samples began with, and the groups that calls have got, of a run whose rows leave the engine one
-    by one.
-    With ``forced`` the rows that the run has sampled take the place of those that the replay samples.
+    ``program`` is the number of the last program in the run, and ``until`` its last step; None for all of it. Where
+    timing has decided it, ``begun`` is what pools that sample began with, each in its order, and ``taken`` are the
+    groups that calls have got. With ``forced`` the rows that the run has sampled take the place of those that the
+    replay samples.
     """
 
     run: str
     program: int
     until: int | None = None
-    pins: Mapping[int, Mapping[str, int]] = field(default_factory=dict[int, "Mapping[str, int]"])
     begun: Sequence[Begun] = ()
     taken: Mapping[int, Groups] = field(default_factory=dict[int, "Groups"])
     forced: bool = False
@@ -63,8 +61,7 @@ def read_replay(folder: Path) -> Replay | None:
         return None
     begun = [begun_of(each) for each in said["begun"]]
     taken = {int(call): groups_of(groups) for call, groups in said["taken"].items()}
-    pins = {int(call): versions for call, versions in said["pins"].items()}
-    return Replay(**{**said, "pins": pins, "begun": begun, "taken": taken})
+    return Replay(**{**said, "begun": begun, "taken": taken})
 
 
 def prepare_replay(run: Path, out: Path, record: Mapping[str, Any], replay: Replay, program: int, step: int) -> Begin:
@@ -87,29 +84,8 @@ def prepare_replay(run: Path, out: Path, record: Mapping[str, Any], replay: Repl
         if file.exists():
             shutil.copyfile(file, out / file.name)
     write_record(out, {**record, "status": "interrupted", "checkpoints": begin.folder is not None})
-    (out / NAME).write_text(json.dumps(asdict(replay)))
+    (out / NAME).write_text(json.dumps({**asdict(replay), "begun": [*map(begun_line, replay.begun)]}))
     return begin
-
-
-def seen_versions(run: Path, program: str, nodes: Collection[str]) -> dict[int, dict[str, int]]:
-    """The version of each worker's weights that calls of these nodes were started with, as a run has recorded it.
-
-    Raises UsageError where a call was started with several of one worker: its chunks had them.
-    """
-    pins: dict[int, dict[str, int]] = {}
-    for made in read_digests(run):
-        if made.program != program or made.outside or made.node not in nodes or not made.versions:
-            continue
-        for worker, seen in made.versions.items():
-            if len(set(seen)) < 2:
-                continue
-            raise UsageError(
-                f"{made.node} of step {made.step} has seen versions {', '.join(map(str, sorted(set(seen))))} of "
-                f"'{worker}': chunks of the call had one each, and a replay can give a call one alone.",
-                fix="Replay steps before it, or run with chunks: 1.",
-            )
-        pins[made.call] = {worker: seen[0] for worker, seen in made.versions.items() if seen}
-    return pins
 
 
 def _checkpoint_before(run: Path, record: Mapping[str, Any], program: int, step: int) -> Begin:

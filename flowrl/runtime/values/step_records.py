@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...graph.tracing.log_names import Logged
+from ...schedule.events import Begun
 from ...workers.decode_slots import DecodeSlots
 from ...workers.engine import Published
 from .call import Call
@@ -133,7 +134,7 @@ class Step:
     ``slots``: decode slots that rollouts have used, by the same id as ``gaps``. ``episodes``: how those of rollouts
     ended, by that id too. ``ledger``: what became of the rows so far. ``skipped``: rows of the data that could not be
     read and were left out.
-    ``begun``: what the pool that samples has begun with since the step before, and ``taken`` the groups that calls have
+    ``begun``: what pools that sample have begun with since the step before, and ``taken`` the groups that calls have
     got, as :mod:`flowrl.runtime.driver.begin_order` notes them.
     """
 
@@ -160,7 +161,7 @@ class Step:
     slots: dict[str, DecodeSlots] = field(default_factory=dict[str, DecodeSlots])
     episodes: dict[str, EpisodeCounts] = field(default_factory=dict[str, EpisodeCounts])
     ledger: dict[str, Any] | None = None
-    begun: list[Any] = field(default_factory=list[Any])
+    begun: list[Begun] = field(default_factory=list[Begun])
     taken: dict[int, Any] = field(default_factory=dict[int, Any])
     readable: Callable[[Any], Any] = lambda value: value  # brings rows that lie on ranks here
 

@@ -180,40 +180,62 @@ def test_a_rank_that_hangs_is_found_by_the_deadline(cluster, flow, alone, tmp_pa
         assert re.fullmatch(r"(actor|ref)\.\w+ of step \d \(.+ -> .+, version \d\)", said[1])
 
 
-def test_long_rows_of_a_killed_rank_go_on_from_what_it_had_told(cluster, tmp_path, monkeypatch):
-    """A process is killed in the middle of long rows: all of them are those of the undisturbed run, and none is lost."""
+LONG = {"staleness": 2, "publish": "interrupt"}
+RECORDED = {"quiet": True, "runtime": "ray", "trajectories": 12, "trajectories_every": 1}
+
+
+@pytest.fixture(scope="module")
+def calm_long_rows(cluster, tmp_path_factory) -> Path:
+    """A run of long rows that nobody disturbs."""
+    out = tmp_path_factory.mktemp("calm") / "run"
+    module_of("long_rows_flow").flow.run(out=out, plan=plan("dp=1", "hf", generate=2, **LONG), **RECORDED)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("sent", "deadline", "said"),
+    [
+        pytest.param(signal.SIGKILL, 0.0, r"rank \d of pool 'rollout' died during ", id="killed"),
+        pytest.param(signal.SIGSTOP, 10.0, r"rank \d of pool 'rollout' has not answered .+ in time", id="stopped"),
+    ],
+)
+def test_long_rows_of_a_lost_rank_go_on_from_what_it_had_told(
+    cluster, calm_long_rows, tmp_path, monkeypatch, sent, deadline, said
+):
+    """A process is killed, or hangs until the deadline, in the middle of long rows: all of them are those of the
+    undisturbed run, and none is lost."""
     from flowrl.runtime.distributed.calls.streamed_calls import EngineOnRanks
 
     module = module_of("long_rows_flow")
-    here = plan("dp=1", "hf", generate=2, staleness=2, publish="interrupt")
-    how = {"quiet": True, "runtime": "ray", "plan": here, "trajectories": 12, "trajectories_every": 1}
-    module.flow.run(out=tmp_path / "calm", **how)
     monkeypatch.setattr(module, "PACE", 0.05)
-    advance, killed = EngineOnRanks.advance, []
+    advance, hit = EngineOnRanks.advance, []
 
-    def kills(engine, what):
+    def hits(engine, what):
         heard = {rank: sum(part.heard.unfinished) for _, rank, part in engine._unanswered()}
         rank = max(heard, key=lambda rank: heard[rank], default=None)
-        if not killed and rank is not None and heard[rank] >= 20:
-            killed.append(rank)
-            os.kill(json.loads((tmp_path / "run" / "ranks.json").read_text())[str(rank)]["pid"], signal.SIGKILL)
+        if not hit and rank is not None and heard[rank] >= 20:
+            hit.append(rank)
+            os.kill(json.loads((tmp_path / "run" / "ranks.json").read_text())[str(rank)]["pid"], sent)
         advance(engine, what)
 
-    monkeypatch.setattr(EngineOnRanks, "advance", kills)
-    found = module.flow.run(out=tmp_path / "run", **how)
-    assert found.status == "done" and len(killed) == 1
+    monkeypatch.setattr(EngineOnRanks, "advance", hits)
+    here = plan("dp=1", "hf", generate=2, deadline=deadline, **LONG)
+    found = module.flow.run(out=tmp_path / "run", plan=here, **RECORDED)
+    assert found.status == "done" and len(hit) == 1
     rows = {
-        out: {(r["step"], *r["key"]): r["response_ids"] for r in trajectories(tmp_path / out)}
-        for out in ("calm", "run")
+        name: {(r["step"], *r["key"]): r["response_ids"] for r in trajectories(out)}
+        for name, out in (("calm", calm_long_rows), ("run", tmp_path / "run"))
     }
     assert rows["run"] == rows["calm"] and len(rows["run"]) == module.STEPS * module.PROMPTS * module.GROUP
     account = record(tmp_path / "run")["ledger"]["long_rows"]["rows"]
-    assert account == record(tmp_path / "calm")["ledger"]["long_rows"]["rows"] and account["live"] == 0
+    assert account == record(calm_long_rows)["ledger"]["long_rows"]["rows"] and account["live"] == 0
     kinds = [e["kind"] for e in events(tmp_path / "run")]
     assert "renewed" in kinds and "recovered" not in kinds
-    said = [e["text"] for e in events(tmp_path / "run") if e["kind"] == "kept"]
+    (lost,) = [e["text"] for e in events(tmp_path / "run") if e["kind"] == "lost"]
+    assert re.match(said, lost), lost
+    told = [e["text"] for e in events(tmp_path / "run") if e["kind"] == "kept"]
     counts = [
-        re.fullmatch(rf"(\d+) rows? goe?s? on from (\d+) kept tokens: .* on rank {killed[0]}", text) for text in said
+        re.fullmatch(rf"(\d+) rows? goe?s? on from (\d+) kept tokens: .* on rank {hit[0]}", text) for text in told
     ]
     assert sum(int(count[2]) for count in counts if count) >= 20
 

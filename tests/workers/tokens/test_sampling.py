@@ -75,9 +75,9 @@ def parameters(op) -> set[str]:
 
 
 def test_every_call_that_samples_takes_every_word_of_sampling():
-    words = named(Sampling) - {"support"}  # which changes no token, and generate alone takes
+    words = named(Sampling)
     assert named(SamplingArguments) == words
-    assert parameters(fl.Actor.generate) == {*words, "n", "support"}
+    assert parameters(fl.Actor.generate) == {*words, "n"}
     turn = {"max_tokens": "turn_tokens"}
     assert parameters(fl.Env.rollout) == {turn.get(n, n) for n in words} | {"n", "policy", "turns"} | {
         *("tokens", "seconds", "on_error", "retries", "backoff", "max_failed", "spare", "branches", "messages")

@@ -4,16 +4,18 @@ are asked, and say which calls are over by then."""
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ....errors import EngineLost, RankLost
+from ....schedule.events import KeptTokens
+from ...executor import RowsAgain
 from ...values.call import Call
 from ..protocol import Advanced, Failed, RankCall, Reply
 from ..rank_client import RankClient
 from ..recovery import remake_rows
-from ..told_tokens import HeardTokens
+from ..told_tokens import HeardTokens, ToldTokens
 from ..worker_group import WorkerGroup
 from .kept_results import fill_keys
 from .pending_calls import CallOnRanks, Sent
@@ -29,6 +31,7 @@ class _Part:
     answer: Reply | Failed | None = None
     entered: bool = False
     heard: HeardTokens = field(default_factory=HeardTokens)  # of its rows
+    was_answered: bool = False  # before its rows were lost
 
 
 class StreamedCallOnRanks(CallOnRanks):
@@ -40,9 +43,15 @@ class StreamedCallOnRanks(CallOnRanks):
     """
 
     def __init__(
-        self, client: RankClient, call: Call, group: WorkerGroup, arguments: Mapping[str, Any], engine: EngineOnRanks
+        self,
+        client: RankClient,
+        call: Call,
+        group: WorkerGroup,
+        arguments: Mapping[str, Any],
+        engine: EngineOnRanks,
+        part: int = 0,
     ) -> None:
-        self.engine, self.number = engine, client.new_id()
+        self.engine, self.part, self.number = engine, part, client.new_id()
         self.parts: dict[int, _Part] = {}
         self._result: Any = None
         self._over = False
@@ -119,6 +128,7 @@ class StreamedCallOnRanks(CallOnRanks):
         for rank, part in self.parts.items():
             gone = part.rank_call.keep and self.client.restarted_after(part.epoch, rank)
             if gone and self.client.lineage.copy_of(part.rank_call.keep) is None:
+                part.was_answered = part.was_answered or part.answer is not None
                 part.answer = None
 
     @property
@@ -141,6 +151,9 @@ class EngineOnRanks:
         self._told = dict.fromkeys(group.ranks, 0)  # steps, as a rank has counted them since it began
         self.most: Mapping[int, int] | None = None  # they make no more than so many
         self.chosen: deque[int] = deque()  # ranks for the next groups
+        self.open: Collection[tuple[int, int, int]] = ()  # (rank, call, part) that nobody takes the answer of yet
+        self._epoch = client.epoch  # when ranks answered last
+        self._again: deque[RowsAgain] = deque()  # rows that ranks have begun again, and nobody was told of
 
     def samples(self, rank: int) -> bool:
         """Whether rows run on a rank, as far as is known."""
@@ -166,32 +179,59 @@ class EngineOnRanks:
             busy[self.client.stand_in(rank)] += 1
         return min(busy, key=lambda rank: (busy[rank], rank))
 
+    def _forget_steps(self) -> None:
+        """Count the steps of ranks from 0 that were restarted since they answered last."""
+        for rank in self._told:
+            if self.client.restarted_after(self._epoch, rank):
+                self._told[rank] = 0
+        self._epoch = self.client.epoch
+
+    def _steps_left(self, rank: int) -> int | None:
+        """Return how many steps the engine of a rank may make; None: as many as it likes."""
+        most = None if self.most is None else self.most.get(rank)
+        return None if most is None else max(0, most - self.steps.get(rank, 0))
+
+    def take_again(self) -> list[RowsAgain]:
+        """Return which rows ranks have begun again since they were asked for last."""
+        return [self._again.popleft() for _ in range(len(self._again))]
+
+    def begin_rows_again(self, again: RowsAgain) -> None:
+        """Have a rank begin rows again that it has, from the first of their tokens. Raises RankLost."""
+        parts: dict[int, _Part] = {}
+        wanted: dict[int, KeptTokens] = {}
+        known = {(kept.call, kept.part): kept for kept in again.kept}
+        for call, rank, part in self._unanswered():
+            if rank == again.rank and (kept := known.get((call.call.index, call.part))) is not None:
+                parts[part.number], wanted[part.number] = part, kept
+        asked = self.client.send("begin_again", {again.rank: (self.group.key, wanted)})
+        what = "rows that begin again as they did in the run"
+        for number, told in self.client.wait(asked, what)[again.rank].items():
+            parts[number].heard, parts[number].entered = HeardTokens.of(told), False
+        self._again.append(again)
+
     def advance(self, what: str) -> None:
         """Have the ranks sample for a short time. Raises RankLost."""
+        self._forget_steps()
         self._begin_again()
         asked: dict[int, dict[int, int]] = {}
         parts: dict[int, tuple[StreamedCallOnRanks, int, _Part]] = {}
         for call, rank, part in self._unanswered():
             parts[part.number] = call, rank, part
             asked.setdefault(self.client.stand_in(rank), {})[part.number] = part.heard.last
-        most = (
-            {}
-            if self.most is None
-            else {rank: max(0, self.most.get(rank, 0) - self.steps.get(rank, 0)) for rank in asked}
-        )
-        words = {rank: (self.group.key, asked[rank], most.get(rank)) for rank in sorted(asked)}
+        words = {rank: (self.group.key, asked[rank], self._steps_left(rank)) for rank in sorted(asked)}
         found: dict[int, Advanced] = self.client.wait(self.client.send("advance", words), what)
         lost: dict[int, Failed] = {}  # whose rows go on once they are there again
         for rank, advanced in found.items():
-            told = self._told.get(rank, 0)
-            again = advanced.steps < told  # the rank was started again
-            self.steps[rank] = self.steps.get(rank, 0) + advanced.steps - (0 if again else told)
+            self.steps[rank] = self.steps.get(rank, 0) + advanced.steps - self._told.get(rank, 0)
             self._told[rank] = advanced.steps
             for number in advanced.entered:
                 parts[number][2].entered = True
             for number, told in advanced.told.items():
                 self.client.traffic.told += parts[number][2].heard.take(told)
             for number, answer in advanced.over.items():
+                call, of, _ = parts[number]
+                if self.open and (of, call.call.index, call.part) in self.open:
+                    continue  # these rows are begun again
                 if isinstance(answer, Failed) and isinstance(answer.error, EngineLost):
                     lost[rank] = answer
                 else:
@@ -208,21 +248,33 @@ class EngineOnRanks:
     def _begin_again(self) -> None:
         """Tell ranks that were restarted of the calls that they were at, and of the tokens that are known of them."""
         unfinished: dict[tuple[str, int, int], list[int]] = defaultdict(list)
+        kept_by: dict[int, list[KeptTokens]] = defaultdict(list)  # rank
         with self.client.order:
             for call, rank, part in self._unanswered():
                 if part.epoch < 0 or self.client.restarted_after(part.epoch, rank):
                     weights = (self.group.version, self.group.dirty)
                     keep = self.client.new_id() if part.rank_call.keep else 0  # what had the old one is gone
                     kept = part.heard.hand_on()
+                    kept_by[rank].append(_kept_tokens(call, part, kept))
                     part.rank_call = replace(part.rank_call, weights=weights, keep=keep, frees=(), kept=kept)
                     remake_rows(self.client, [dict(part.rank_call.arguments)])
+                    part.was_answered = False
                     part.epoch, part.entered = self.client.epoch, False
                     self.client.send("begin", {rank: (part.number, part.rank_call)})
                     unfinished[call.call.title, call.call.info.step, self.client.stand_in(rank)] += (
                         part.heard.unfinished
                     )
+        for rank, found in kept_by.items():
+            self._again.append(RowsAgain(rank, self.steps.get(rank, 0), tuple(found)))
         for (title, step, rank), tokens in unfinished.items():
             if tokens:
                 rows = "1 row goes" if len(tokens) == 1 else f"{len(tokens)} rows go"
                 what = f"{rows} on from {sum(tokens)} kept tokens"
                 self.on_kept(f"{what}: {title} of step {step} on rank {rank}")
+
+
+def _kept_tokens(call: StreamedCallOnRanks, part: _Part, kept: ToldTokens | None) -> KeptTokens:
+    """Return how much is known of a part that begins again."""
+    tokens = {} if kept is None else {row.row: len(row.ids) + (row.reason != "aborted") for row in kept}
+    through = kept is not None and kept.kept_cache
+    return KeptTokens(call.call.index, call.part, tokens, through, apart=part.was_answered or part.epoch < 0)

@@ -16,6 +16,7 @@ from ....graph.ops.op import Op
 from ....graph.stand_ins.argument_trees import find_in, rebuild
 from ....graph.stand_ins.values import is_handle
 from ....lowering.deployment import WorkerSpec
+from ....schedule.events import KeptTokens
 from ....workers.base import Opening
 from ....workers.decode_slots import counted
 from ....workers.engine import Engine, published
@@ -35,6 +36,7 @@ from ...values.remote_batch import DRIVER, Kind, bytes_of, column_bytes, oldest_
 from ...values.row_digests import RowDigests
 from ...values.rows_to_fetch import Fetch, Take, assemble
 from ..protocol import Advanced, Failed, Named, RankCall, RankConfig, Reply, unopened
+from ..told_tokens import ToldTokens
 from .peers import Elsewhere, Peers, Policy
 from .rank_streams import RankStreams
 from .rank_weights import Weights, Written, everybody
@@ -180,6 +182,11 @@ class Rank(Weights, Policies):
         """
         self._now.pulled, self._now.warnings, self._now.failures = 0, [], []
         return self.streams.advance(key, wanted, most)
+
+    def begin_again(self, key: tuple[str, bool], wanted: Mapping[int, KeptTokens]) -> dict[int, ToldTokens]:
+        """Begin calls again as if this rank had been lost; returns the tokens from which their rows go on."""
+        self._now.pulled, self._now.warnings, self._now.failures = 0, [], []
+        return self.streams.begin_again(key, wanted, self.workers[key].version)
 
     def _prepare(self, call: RankCall) -> dict[str, Any] | Failed:
         """Free what the driver no longer needs, and return what an op is called with."""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
 from ....graph.ops.op import Op
+from ....schedule.events import KeptTokens
 from ....workers.base import Worker
 from ....workers.model_worker import ModelWorker
-from ....workers.streaming import streams
+from ....workers.streaming import SampledRow, streams
 from ....workers.user_code.rows_in_progress import Notes
 from ...local.shared_engine import NOTHING, KeptRows, Rows, SharedEngine, StreamedCall
 from ..protocol import Advanced, Failed, RankCall, Reply
@@ -35,6 +36,7 @@ class _Begun:
     streamed: StreamedCall
     reply: Callable[[Any], Reply]
     teller: Teller
+    begin: Callable[[RankCall], None] = lambda call: None  # the same call once more, as the last one
     entered: bool = False
     warnings: list[str] = field(default_factory=list[str])
 
@@ -82,6 +84,7 @@ class RankStreams:
         self._shared: dict[Key, SharedEngine] = {}
         self._begun: dict[Key, dict[int, _Begun]] = {}
         self._over: dict[Key, dict[int, Reply | Failed]] = {}  # what came of those that are over, while it is asked for
+        self._ended: dict[Key, dict[int, _Begun]] = {}  # the same calls
         self._tell_at: dict[Key, float] = {}  # when tokens are told next
 
     def share(self, key: Key, worker: Worker) -> SharedEngine:
@@ -110,8 +113,33 @@ class RankStreams:
         kept = NOTHING if call.kept is None else KeptRows(tuple(call.kept), call.kept.kept_cache)
         how: Any = {"engine": shared, "notes": self._notes, "warn": warnings.append, "kept": kept}
         streamed = StreamedCall(op, worker, arguments, call.into, call.info, **how)
-        begun = _Begun(call, streamed, reply, Teller(kept), warnings=warnings)
+
+        def again(call: RankCall) -> None:
+            self.begin(number, call, op, worker, arguments, reply)
+
+        begun = _Begun(call, streamed, reply, Teller(kept), again, warnings=warnings)
         self._begun.setdefault(call.worker, {})[number] = begun
+
+    def begin_again(self, key: Key, wanted: Mapping[int, KeptTokens], version: int) -> dict[int, ToldTokens]:
+        """Begin calls again from some of the tokens that their rows have, which are returned, as if the rank had been
+        lost; ``version`` is that of its weights."""
+        shared = self._shared[key]
+        there = {**self._ended.get(key, {}), **self._begun.get(key, {})}
+        old = {number: there[number] for number in wanted if number in there}
+        asked = {number: rows for number, each in old.items() if (rows := each.streamed.begun_with) is not None}
+        found = shared.tokens_since({rows: {} for rows in asked.values()})
+        for number, each in old.items():
+            each.streamed.withdraw()
+            for known in (self._begun, self._ended, self._over):
+                known.get(key, {}).pop(number, None)
+        shared.pause()
+        shared.resume(version, keep_cache=False)
+        told: dict[int, ToldTokens] = {}
+        for number, each in old.items():
+            rows = found.get(asked[number], []) if number in asked else []
+            told[number] = ToldTokens.of(KeptRows(_as_known(rows, wanted[number]), wanted[number].kept_cache))
+            each.begin(replace(each.call, kept=told[number] if wanted[number].tokens else None))
+        return told
 
     def fail(self, number: int, key: Key, failed: Failed) -> None:
         """Keep why a call could not begin, for the next :meth:`advance`."""
@@ -124,12 +152,13 @@ class RankStreams:
         of each; of others answers are forgotten.
         """
         over = self._over[key] = {n: answer for n, answer in self._over.get(key, {}).items() if n in wanted}
+        ended = self._ended[key] = {n: each for n, each in self._ended.get(key, {}).items() if n in wanted}
         shared = self._shared.get(key)
         if shared is not None:
             shared.most = None if most is None else shared.steps + most
         begun, ends = self._begun.get(key, {}), perf_counter() + SLICE
-        news = False
-        while begun and not over and not news:
+        before, news = set(over), False  # what was answered before, and is still wanted
+        while begun and over.keys() <= before and not news:
             for number, each in list(begun.items()):
                 try:
                     if each.streamed.step():
@@ -137,7 +166,7 @@ class RankStreams:
                 except BaseException as error:
                     over[number] = Failed.of(error)
                 if number in over:
-                    del begun[number]
+                    ended[number] = begun.pop(number)
                     if isinstance(found := over[number], Reply):
                         found.warnings = (*each.warnings, *found.warnings)
                 elif not each.entered and each.streamed.has_entered:
@@ -168,6 +197,13 @@ class RankStreams:
         self._shared.clear()
         self._begun.clear()
         self._over.clear()
+        self._ended.clear()
+
+
+def _as_known(rows: Iterable[SampledRow], kept: KeptTokens) -> tuple[SampledRow, ...]:
+    """Return rows as they were when so much was known of them."""
+    known = ((row, kept.tokens.get(row.row, 0)) for row in rows)
+    return tuple(row if count > len(row.ids) else row.until(count) for row, count in known if count)
 
 
 def _collect_told(shared: SharedEngine, begun: Iterable[_Begun]) -> None:
