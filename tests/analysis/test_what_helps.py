@@ -131,8 +131,8 @@ def test_the_heavier_the_tail_the_more_is_gained_by_four_steps_in_flight_over_on
         tokens = Tokens(512.0, "lognormal", (2000.0, sigma, 16384.0))
         costs = Roofline(Cluster.of("h100-80:2x8"))
         ways = (study("disaggregated_16", costs=costs, tokens=tokens, model="qwen3-8b", staleness=s) for s in (1, 4))
-        one, four = (way.simulate().step_seconds for way in ways)
-        assert four < one
+        one, four = (way.simulate(60).step_seconds for way in ways)
+        assert four < one * 1.02, "with hardly a tail one step off is enough: the pool that trains is always busy"
         gains.append(one / four)
     assert gains == sorted(gains) and gains[0] < 1.25 and gains[-1] > 1.4
 

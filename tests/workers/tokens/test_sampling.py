@@ -83,7 +83,7 @@ def test_every_call_that_samples_takes_every_word_of_sampling():
         *("tokens", "seconds", "on_error", "retries", "backoff", "max_failed", "spare", "branches", "messages")
     }
     declared = set(inspect.signature(fl.Actor).parameters)
-    assert words - {"greedy"} <= declared
+    assert words - {"greedy", "support"} <= declared
 
 
 def test_what_a_call_says_stands_over_the_declaration():
