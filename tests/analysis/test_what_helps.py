@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 GIVEN = {"actor.generate": 6.0, "ref.logprobs": 2.0, "reward.score": 1.0, "actor.update": 3.0, "actor.publish": 0.5}
 
 
-def study(plan: str, *, costs=None, tokens: Tokens | None = None, model: str = "", **pipeline):
+def study(plan: str, *, costs=None, tokens: Tokens | None = None, model: str = "", steps: int = 12, **pipeline):
     flow = load_script(str(ROOT / "algorithms" / "grpo.py"))
     for handle in flow.handles:
         if model and handle.arguments.get("model") is not None:
@@ -29,7 +29,7 @@ def study(plan: str, *, costs=None, tokens: Tokens | None = None, model: str = "
     loaded = Plan.load(ROOT / "algorithms" / "plans" / f"{plan}.yaml")
     if pipeline:
         loaded = Plan(loaded.pools, loaded.place, loaded.cluster, Pipeline(**pipeline))
-    return flow.study(loaded, costs=costs or GivenCosts(GIVEN), tokens=tokens or Tokens(), steps=12)
+    return flow.study(loaded, costs=costs or GivenCosts(GIVEN), tokens=tokens or Tokens(), steps=steps)
 
 
 def path_of(found) -> dict[str, float]:
@@ -130,8 +130,8 @@ def test_the_heavier_the_tail_the_more_is_gained_by_four_steps_in_flight_over_on
     for sigma in (0.1, 0.5, 1.0):
         tokens = Tokens(512.0, "lognormal", (2000.0, sigma, 16384.0))
         costs = Roofline(Cluster.of("h100-80:2x8"))
-        ways = (study("disaggregated_16", costs=costs, tokens=tokens, model="qwen3-8b", staleness=s) for s in (1, 4))
-        one, four = (way.simulate(60).step_seconds for way in ways)
+        how = {"costs": costs, "tokens": tokens, "model": "qwen3-8b", "steps": 60}
+        one, four = (study("disaggregated_16", **how, staleness=s).simulate().step_seconds for s in (1, 4))
         assert four < one * 1.02, "with hardly a tail one step off is enough: the pool that trains is always busy"
         gains.append(one / four)
     assert gains == sorted(gains) and gains[0] < 1.25 and gains[-1] > 1.4
