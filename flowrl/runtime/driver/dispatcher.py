@@ -157,9 +157,7 @@ class Dispatcher:
         self._closing = False
         self._quiet_since = perf_counter()  # the last event
         self.events = 0  # so far
-        self._beside: dict[
-            tuple[int, int], int
-        ] = {}  # threads of calls that join an engine, by chunk
+        self._beside: dict[tuple[int, int], int] = {}  # threads of calls that join an engine, by chunk
         self._free: dict[str, tuple[float, int]] = {}  # by thread: when its last call was through, and which it was
         self._releases = Releases(self._issued, servers)
 
