@@ -352,10 +352,12 @@ class Machine:
 
     def _may_interrupt(self, node: Node, others: Mapping[int, Node]) -> bool:
         """Whether rows of others stand still for a call: those of later calls, and what is left of earlier ones whose
-        results are there, where a publish interrupts rows too."""
+        results are there, where a publish interrupts rows too. A call that asks the engine by itself does not.
+        """
         if self.setup.publish != "interrupt" or node.call is None or node.call.serves:
             return False
-        return all(_shared_by(other) and (other.finished or other.id > node.id) for other in others.values())
+        resting = (_shared_by(other) and not _joins(other) for other in others.values())
+        return all(resting) and all(other.finished or other.id > node.id for other in others.values())
 
     def _go_on(self) -> bool:
         """Have rows go on that stand still, once no call is left for which they do; return whether there were any."""

@@ -69,6 +69,21 @@ class Told:
         return [self(Opened(number)), *(self(Issued(call)) for call in calls), self(Closed(number))]
 
 
+def test_episodes_that_ask_by_themselves_do_not_stand_still():
+    """Their calls have threads of their own: what trains in their pool waits until they are over."""
+    told = Told()
+    for number, first in ((0, 0), (1, 4)):
+        told(Opened(number))
+        told(Issued(Call(first, number, "game.rollout", ("gpu",), joins=True, **RELAXED)))
+        told(Issued(Call(first + 1, number, "actor.update", ("gpu",), (first,), reads=("actor",), updates="actor")))
+        told(Closed(number))
+        if not number:
+            assert told(Entered(0)) == []
+    assert told(Entered(4)) == []
+    assert told(Finished(0)) == [], "the other step's episodes are played"
+    assert told(Finished(4)) == [(1, ())]
+
+
 @pytest.mark.parametrize("memory", [False, True])
 def test_rows_of_the_next_step_stand_still_from_the_first_call_of_this_one_to_its_publish(memory):
     told = Told(memory={"gpu": SIZES} if memory else {})
