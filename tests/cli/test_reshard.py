@@ -24,9 +24,9 @@ def test_table_puts_equal_devices_together(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "llama-7b  M = 13.477 GB  fsdp=8 -> tp=2 x 4  grouping overlap"
     assert lines[1] == "received per device: 5.896 GB on average, 6.491 GB at most"
-    assert lines[2] == "sent per device of the source: 5.896 GB on average, 6.491 GB at most"
-    assert lines[3] == "all devices: 20.216 GB inside nodes, 26.955 GB between nodes"
-    assert lines[4].startswith("the busiest node: 13.") and lines[4].endswith(" GB come to it")
+    assert lines[2] == "sent per device of the source: 5.896 GB on average, 7.681 GB at most"
+    assert lines[3] == "all devices: 33.694 GB inside nodes, 13.477 GB between nodes"
+    assert lines[4].startswith("the busiest node: 6.738") and lines[4].endswith(" GB come to it")
     assert lines[6].split() == ["devices", "rank", "received", "of", "M", "peak", "of", "M", "redundant", "of", "M"]
     assert len(lines) < 16
 

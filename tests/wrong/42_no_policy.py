@@ -1,6 +1,6 @@
 """ProgramError: game.rollout: missing a required argument: 'policy'.
   at   tests/wrong/42_no_policy.py:32   batch = rl.group_advantages(game.rollout(batch, n=8))
-  have backoff, batch, branches, greedy, max_failed, messages, min_p, n, on_error, policy, repetition_penalty, retries, seconds, spare, stop, temperature, tokens, top_k, top_p, turn_tokens, turns
+  have backoff, batch, branches, greedy, max_failed, messages, min_p, n, on_error, policy, repetition_penalty, retries, seconds, spare, stop, support, temperature, tokens, top_k, top_p, turn_tokens, turns
   fix  Give policy=.
 
 play: 1 error, 0 lints

@@ -14,6 +14,8 @@ from .work import Role, Workload
 
 #: Tokens of a replica in one forward pass unless a call says otherwise (assumed), and never less than one row.
 MICRO_TOKENS = 8192
+#: Tokens of a sequence that rows of a group share, at most: a mask has the square of them.
+SHARED_TOKENS = 8192
 
 
 @dataclass(frozen=True)
@@ -106,8 +108,9 @@ def forward_operations(
     ``2 layers heads head_dim length^2`` for a row (half of Narayanan et al. 2021, arXiv:2104.04473, appendix, which
     counts the masked half too). An operation of an expert counts as ``expert`` ones: as many as it takes the time of.
 
-    With ``shares_prompts`` 2, 4, 8 and so on of the rows of a group, or all, are one sequence that has their prompt
-    once, where that is less: a mask keeps them apart, and every pair of tokens is computed.
+    With ``shares_prompts`` 2, 4, 8 and so on of the rows of a group, or all, are one sequence of at most
+    :data:`SHARED_TOKENS` that has their prompt once, where that is less: a mask keeps them apart, and every pair of
+    tokens is computed.
     """
     assert role.model is not None
     body, pair = 2 * _body(role, expert), _attention(role.model)
@@ -118,7 +121,8 @@ def forward_operations(
 
     options = {1}
     if shares_prompts:
-        options |= {1 << k for k in range(load.group.bit_length())} | {load.group}
+        several = {1 << k for k in range(1, load.group.bit_length())} | {load.group}
+        options |= {rows for rows in several if load.prompt + rows * load.response <= SHARED_TOKENS}
     return rows * (min(map(layers, options)) + _head(role) * load.response)
 
 

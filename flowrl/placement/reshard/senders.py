@@ -292,8 +292,8 @@ def plan_boxes(held: Mapping[int, Holding], wanted: Mapping[int, Holding], *, no
     """Return the plan from what processes say that they hold to what they are to have; keys are processes.
 
     >>> plan = plan_boxes({0: {"w": [((0, 4),)]}, 1: {"w": [((4, 8),)]}}, {0: {"w": [((2, 6),)]}})
-    >>> list(plan.moves())
-    [Move(name='w', source=0, target=0, box=((2, 4),)), Move(name='w', source=1, target=0, box=((4, 6),))]
+    >>> [(move.name, move.source, move.target, move.box) for move in plan.moves()]
+    [('w', 0, 0, ((2, 4),)), ('w', 1, 0, ((4, 6),))]
     """
     alike: dict[object, tuple[list[str], dict[int, Boxes], dict[int, Boxes]]] = {}
     same: dict[Boxes, Boxes] = {}

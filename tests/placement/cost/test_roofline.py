@@ -111,6 +111,13 @@ def test_so_many_rows_share_a_prompt_as_make_the_least_work(prompt, response, to
     assert least == together
 
 
+def test_rows_share_no_sequence_whose_mask_would_be_too_large():
+    fits, longer = (Workload(8, prompt, 100, group=2) for prompt in (7992, 7993))
+    body = 2 * 1e6 * 4 / 1e12
+    assert IDEAL.seconds(work("forward", load=fits)) == pytest.approx(body * 8192)
+    assert IDEAL.seconds(work("forward", load=longer)) == pytest.approx(2 * body * 8093)
+
+
 def test_training_is_three_forwards_and_four_with_recomputation():
     step = 28 * 1e6 / 1e12  # gradient 2, weight 2, master 2 * 4, moments 2 * 2 * 4 bytes for each parameter
     assert IDEAL.seconds(work("train", checkpointing=False)) == pytest.approx(3 * 0.016 + step)
