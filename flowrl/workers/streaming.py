@@ -136,8 +136,8 @@ class PrefixTokens:
 class SampleRequest:
     """What an engine is asked for: ``n`` rows of each prompt; row ``i`` is of prompt ``i // n``.
 
-    ``prompts``: ``i32[*prompt]``. ``seeds`` i64[rows]: each row has its own. ``starts`` i64[rows]: how many numbers of a
-    row's random sequence were used before; None is 0. A row that was aborted goes on where its tokens are put behind
+    ``prompts``: ``i32[*prompt]``. ``seeds`` i64[rows]: each row has its own. ``starts`` i64[rows]: how many numbers of
+    a row's random sequence were used before; None is 0. A row that was aborted goes on where its tokens are put behind
     its prompt, and ``starts`` counts them. ``kept``: rows as another engine had them; see :meth:`kept_rows`. Raises
     DataError for another number of seeds or starts than rows.
 
