@@ -81,10 +81,14 @@ def fit_efficiency(study: Study, costs: Calibrated) -> FittedEfficiency:
     if any(work.kind == "train" and work.role.assumes_recomputation(work.backend) for work, _ in measured):
         found = replace(found, recomputation=0.0)  # what the driver did not say was not done
     roofline = Roofline(study.plan.cluster)
+    publishes = [(w, s) for w, s in took if w.kind == "publish"]
+    found = _fitted(found, ("link", "network"), publishes, roofline)
+    link = found.link
     for kind in ("train", "forward"):
         calls = [call for work, fit in measured if work.kind == kind for call in _calls_of(work, fit, costs)]
-        found = _passes(found, kind, calls, roofline)
-    found = _publishes(found, [(w, s) for w, s in took if w.kind == "publish"], roofline)
+        found = _passes(found, kind, calls, roofline, tells_link=found.link == link)
+    if found.link != link:
+        found = _beside_bytes(found, publishes, roofline)
     found = _fitted(found, ("host",), [(w, s) for w, s in took if w.kind in SWAPS], roofline)
     found = _external(found, [(w, s) for w, s in took if w.kind == "external"])
     for work, seconds in took:
@@ -126,17 +130,19 @@ def _of_size(work: Work, call: Call) -> Work:
     return replace(work, load=Workload(rows, prompt, response, group=max(1, rows // prompts)))
 
 
-def _passes(found: Efficiency, kind: str, calls: Sequence[tuple[Work, float]], roofline: Roofline) -> Efficiency:
+def _passes(
+    found: Efficiency, kind: str, calls: Sequence[tuple[Work, float]], roofline: Roofline, *, tells_link: bool
+) -> Efficiency:
     """The part of the peak that forward passes or updates reach, and seconds of each that do not follow its size.
 
     Both are fitted to relative errors of all calls. The seconds of one are those that are known already, or none,
     unless the calls tell more (Schwarz 1978). On CPUs, which compute nothing while they send, they are the traffic of
-    sharded weights, as far as there is any: that fits ``link`` and ``network``.
+    sharded weights, as far as there is any: that fits ``link`` and ``network`` anew, with ``tells_link``.
     """
     found = _fitted(found, (kind,), calls, roofline)
     there = replace(roofline, efficiency=replace(found, call_s=0.0))
     looked = [(work, seconds, there.terms(work)) for work, seconds in calls if seconds > 0]
-    sends = any(_sends(work, roofline) for work, _, _ in looked)
+    sends = tells_link and any(_sends(work, roofline) for work, _, _ in looked)
     rows: list[tuple[float, float, float]] = []
     for work, seconds, terms in looked:
         computed = terms["compute"] + terms.get("bubble", 0.0)
@@ -145,7 +151,7 @@ def _passes(found: Efficiency, kind: str, calls: Sequence[tuple[Work, float]], r
         rows.append(((sent if sends else _times_called(work)) / seconds, computed / seconds, 1 - beside / seconds))
     if not any(computed for _, computed, _ in rows):
         return found
-    known = 0.0 if sends else found.call_s
+    known = 1.0 if sends else found.call_s  # of traffic so many times as much as at the link that is known
     fitted = {call: _slower(rows, call) for call in (known, *_call_seconds(rows))}
     left = {call: sum((y - call * c - slower * x) ** 2 for c, x, y in rows) for call, slower in fitted.items()}
     call = min(left, key=left.__getitem__)
@@ -155,6 +161,8 @@ def _passes(found: Efficiency, kind: str, calls: Sequence[tuple[Work, float]], r
         found = _with(found, (kind,), min(1.0, getattr(found, kind) / fitted[call]))
     if not sends:
         return replace(found, call_s=call)
+    if call == known:
+        return found
     wanted = call * sum(terms["weights"] for _, _, terms in looked)
 
     def seconds_sent(part: float) -> float:
@@ -175,10 +183,8 @@ def _times_called(work: Work) -> int:
     return work.minibatches * work.epochs if work.kind == "train" else 1
 
 
-def _publishes(found: Efficiency, took: Sequence[tuple[Work, float]], roofline: Roofline) -> Efficiency:
-    """How fast links are; where other calls have told that, the seconds of a publish that its bytes do not take."""
-    if found.link == Efficiency().link:
-        return _fitted(found, ("link", "network"), took, roofline)
+def _beside_bytes(found: Efficiency, took: Sequence[tuple[Work, float]], roofline: Roofline) -> Efficiency:
+    """The seconds of a publish that its bytes do not take, where other calls have told how fast links are."""
     there = replace(roofline, efficiency=found)
     left = [seconds - there.seconds(work) for work, seconds in took if there.seconds(work)]
     return replace(found, publish_s=max(0.0, sum(left) / len(left))) if left else found

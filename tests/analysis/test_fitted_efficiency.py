@@ -150,6 +150,20 @@ def test_sharded_weights_on_cpus_tell_the_link_and_publishes_what_they_take_besi
         assert told == pytest.approx(truth, rel=1e-3)
 
 
+def test_updates_of_one_size_tell_no_link_and_publishes_do():
+    """What is left of them is then computing: all of it is taken to be as fast as it was."""
+    true = Efficiency(train=0.6, link=0.05, network=0.05, recomputation=0.0)
+    study = study_of_cpus(2)
+    update = next(w for w in study.works.values() if w.title == "actor.update")
+    seconds = Roofline(study.plan.cluster, true).seconds(update)
+    calls = [Call(update.title, n, seconds, update.load.tokens, update.load.rows) for n in range(6)]
+    run = called(study, update, true)
+    run = Calibrated("run", {**run.fits, update.title: Fit.of(calls)}, Fit(0.0), calls={update.title: calls})
+    found = fit_efficiency(study, run).efficiency
+    for name in ("train", "link", "network", "publish_s"):
+        assert getattr(found, name) == pytest.approx(getattr(true, name), rel=1e-3, abs=1e-9), name
+
+
 def test_rows_that_share_their_prompt_tell_the_part_of_a_peak():
     """Calls with two and four rows to a prompt: fitted to their tokens alone they would be off."""
     true = Efficiency(train=0.6, call_s=0.05, recomputation=0.0)
