@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from ..errors import ModelError
 from ..workers.engine import Published
 from ..workers.model_options import Build
+from ..workers.weights.offloaded import Offloaded
 from ..workers.weights.weight_boxes import Shard
 from .hf import engine as reference
 
@@ -53,6 +54,25 @@ class Mirrored(ABC):
         self.build, self.mirror, self.options = build, mirror, options
         self.published: Published | None = None  # the last one
         self.publishes = 0
+        self.offloaded: Offloaded | None = None  # what is out of memory while it sleeps
+
+    def _offload(self, tensors: Iterable[Tensor], empty: Callable[[], None]) -> int:
+        """Set the weights here aside; returns their bytes. ``empty`` gives the pages of ``tensors`` back."""
+        offloaded = Offloaded(self.state_shards())
+        offloaded.take(tensors, empty)
+        self.offloaded = offloaded
+        return offloaded.bytes
+
+    def wake(self) -> int:
+        """Take the memory of the weights here back. The engine's comes with the next publish, or before its next token.
+
+        Returns the bytes; 0 where it is awake.
+        """
+        if self.offloaded is None:
+            return 0
+        size = self.offloaded.bring_back()
+        self.offloaded = None
+        return size
 
     @abstractmethod
     def _publish(self) -> None:

@@ -18,7 +18,6 @@ from ...placement.backends import backend
 from ...workers.engine import Published
 from ...workers.model_options import Build, Sampled, Sampling
 from ...workers.streaming import FailedCall, SampledRow, SampleRequest, gathered
-from ...workers.weights.offloaded import Offloaded
 from ..continuous import asleep, check_lengths
 from ..hf import engine as reference
 from ..hf.finite import check_finite, not_finite
@@ -72,7 +71,6 @@ class SGLangEngine(Mirrored):
         self._file = WeightFile({s.name: s.tensor for s in mirror.shards()})
         for name, weight in mirror.net.model.named_parameters():
             weight.data = self._file.views[name]
-        self.offloaded: Offloaded | None = None  # what is out of memory while it sleeps
         self._emptied = False  # there is no server with weights since it slept
         self._vocab = mirror.net.config.vocab_size
         self._probe = probe_rows(self._vocab, self.positions)
@@ -278,21 +276,7 @@ class SGLangEngine(Mirrored):
             else:
                 self.server.close()
             self._emptied = True
-        offloaded = Offloaded(self.state_shards())
-        offloaded.take(self._file.views.values(), self._file.empty)
-        self.offloaded = offloaded
-        return freed + offloaded.bytes
-
-    def wake(self) -> int:
-        """Take the memory of the weights here back. The server's comes with the next publish, or before its next token.
-
-        Returns the bytes; 0 where it is awake.
-        """
-        if self.offloaded is None:
-            return 0
-        size = self.offloaded.bring_back()
-        self.offloaded = None
-        return size
+        return freed + self._offload(self._file.views.values(), self._file.empty)
 
     def _rest(self) -> None:
         """Take all rows out of the server. Those that have not ended go on later from the tokens that they have."""

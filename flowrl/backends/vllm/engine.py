@@ -23,7 +23,6 @@ from ...workers.engine import Published
 from ...workers.model_options import Build, Sampled, Sampling
 from ...workers.streaming import FailedCall, PrefixTokens, SampledRow, SampleRequest, Streams, gathered
 from ...workers.tokens.row_support import CallSupport
-from ...workers.weights.offloaded import Offloaded
 from ...workers.weights.weight_boxes import Sums, sums
 from ..continuous import RunningRow, asleep, check_lengths, grown_rows
 from ..hf import engine as reference
@@ -74,7 +73,6 @@ class VLLMEngine(Mirrored):
         super().__init__(build, mirror, {**{o.name: o.default for o in backend("vllm").options}, **build.options})
         self._team = open_team(build.axes, ("tp",))
         self._memory = _memory_of(mirror, build.axes, self._team)
-        self.offloaded: Offloaded | None = None  # what is out of memory while it sleeps
         self._emptied = False  # vLLM has no weights since it slept: the next publish gives them to it
         self._reference: WholeOneByOne | None = None
         if self._team.data > 1:
@@ -211,21 +209,7 @@ class VLLMEngine(Mirrored):
             return 0
         (said,) = self.child.ask("sleep", 1, weights=self._memory.told)
         self._emptied = True
-        offloaded = Offloaded(self.state_shards())
-        offloaded.take((shard.tensor for shard in self._memory.shards), self._memory.empty)
-        self.offloaded = offloaded
-        return said["freed"] + offloaded.bytes
-
-    def wake(self) -> int:
-        """Take the memory of the weights back; vLLM's comes back with the next publish, or before its next token.
-
-        Returns the bytes; 0 where it is awake.
-        """
-        if self.offloaded is None:
-            return 0
-        size = self.offloaded.bring_back()
-        self.offloaded = None
-        return size
+        return said["freed"] + self._offload((shard.tensor for shard in self._memory.shards), self._memory.empty)
 
 
 class WholeVLLMEngine(VLLMEngine):
