@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..errors import ModelError
 from ..workers.engine import Published
-from ..workers.model_options import Build
+from ..workers.model_options import Build, dtypes
 from ..workers.weights.offloaded import Offloaded
 from ..workers.weights.weight_boxes import Shard
 from .hf import engine as reference
@@ -35,7 +35,9 @@ def check_build(build: Build, name: str, title: str) -> None:
 
 def open_mirror(build: Build, name: str, kinds: tuple[str, ...] = KINDS) -> Any:
     """Open the model in this process, on the CPU and without an optimizer. ModelError where it is none of ``kinds``."""
-    mirror = reference.open_engine(replace(build, device="cpu", optim=None, gradient_checkpointing=False))
+    on_cuda = reference.pick_device(build.device).type == "cuda"
+    _, dtype = dtypes(build.dtype, trained=False, cuda=on_cuda)  # that of the place, although it lies on the CPU
+    mirror = reference.open_engine(replace(build, device="cpu", dtype=dtype, optim=None, gradient_checkpointing=False))
     kind = mirror.net.config.model_type
     if kind not in kinds:
         raise ModelError(

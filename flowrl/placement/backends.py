@@ -109,7 +109,7 @@ class Backend:
     mesh; adapters and frozen weights on axes other than ``adapters`` and ``freezes``; without CUDA ``cuda_axes`` and,
     for a mixture of experts, ``cuda_expert_axes``; in a run all axes but ``run_axes``, where these are said.
     ``cpu_alone``: no run had it on anything but CPUs, and runs refuse it elsewhere, unless its option ``remote`` says
-    where it is.
+    where it is; ``cpu_axes``: the same of a mesh with these axes.
 
     What it costs: ``sequence_parallel``: activations are split along ``tp`` everywhere. ``optimizer_over_copies``: the
     optimizer's state is split over the copies of a weight too. ``chunked_logits``: those of a micro-batch are never all
@@ -144,6 +144,7 @@ class Backend:
     cuda_axes: tuple[str, ...] = ()
     cuda_expert_axes: tuple[str, ...] = ()
     cpu_alone: bool = False
+    cpu_axes: tuple[str, ...] = ()
     remote: str = ""
     sequence_parallel: bool = False
     optimizer_over_copies: bool = False
@@ -174,6 +175,10 @@ class Backend:
             where = f", or {self.remote}: of a server that runs" if self.remote else ""
             fix = f"Write engine: {REFERENCE}{where}, or give the pool processes or device: cpu."
             yield f"{self.name} has run on CPUs alone, and this place has {device}.", fix
+
+        for axis in (a for a in self.cpu_axes if device != "cpu" and sizes.get(a, 1) > 1):
+            what = f"{self.name} has run with {axis}={sizes[axis]} on CPUs alone, and this place has {device}."
+            yield what, f"Write dp in place of {axis}, or give the pool processes or device: cpu."
 
     def does(self, use: str) -> bool:
         """Return whether it does what a place is for: ``train`` or ``generate``."""
@@ -287,7 +292,7 @@ _ROWS = (
             *_FORECAST,
         ),
         run_axes=("dp", "tp"),
-        cpu_alone=True,
+        cpu_axes=("tp",),
         proposed=True,
     ),
     Backend(

@@ -119,7 +119,7 @@ class OfVLLM(OfNet):
         if opened is not None:
             OfVLLM.engine, self.like = opened("qwen2")
             OfVLLM.fault = staticmethod(fault)
-        self.alone = T.open_engine("hf", OfVLLM.engine.build)
+        self.alone = T.open_engine("hf", replace(OfVLLM.engine.build, device="cpu"))
 
     def begin(self):
         """Begin a test: no rows, and the weights of version 0."""

