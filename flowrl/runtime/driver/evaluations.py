@@ -14,7 +14,7 @@ from ...lowering.lower import Execution
 from ..executor import Executor
 from ..storage.journal import Journal
 from ..storage.recorder import first_groups
-from ..values.call import outcome
+from ..values.call import Call, outcome
 from ..values.episode_counts import EpisodeCounts
 from ..values.step_records import Hooks, Step, Traffic
 from .run_settings import Evaluation
@@ -50,9 +50,19 @@ class Evaluations:
         return [name for name, each in self.asked.items() if ended or done % each.every == 0]
 
     def run(
-        self, name: str, outer: Running, calls: int, hooks: Hooks, during: Callable[[Running | None], None]
+        self,
+        name: str,
+        outer: Running,
+        calls: int,
+        during: Callable[[Running | None], None],
+        *,
+        settle: Callable[[Call, int], None],
+        not_finite: Callable[[Call, Any], None],
     ) -> Evaluated:
-        """Run a program while ``outer`` stands still, which has made so many calls. ``during`` is told its session."""
+        """Run a program while ``outer`` stands still, which has made so many calls. ``during`` is told its session.
+
+        ``settle``, ``not_finite``: as of :class:`Hooks`.
+        """
         number = list(self.asked).index(name)
         execution = _in_place_of(outer.scheme.setup.memory, outer.scheme.residents, self.asked[name].execution)
         steps: list[Step] = []
@@ -68,6 +78,17 @@ class Evaluations:
             step.marked = None
             steps.append(step)
 
+        hooks = Hooks(
+            commit=gather,
+            note=lambda step: None,
+            checkpoint=lambda point: None,
+            marks=dict,
+            due=lambda step: False,
+            stop=lambda: False,
+            sampled=lambda step: self._groups,
+            settle=settle,
+            not_finite=not_finite,
+        )
         with self._exact_weights(execution, outer):
             self._executor.begin_anew(n for n in execution.workers if n not in outer.dispatcher.workers)
             session = Running(
@@ -76,7 +97,7 @@ class Evaluations:
                 self._seed,
                 executor=self._executor,
                 journal=self._journal,
-                hooks=replace(hooks, commit=gather, sampled=lambda step: self._groups),
+                hooks=hooks,
                 resume=None,
                 place=place,
             )
