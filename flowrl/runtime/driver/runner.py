@@ -22,7 +22,8 @@ from ..storage.changes_since_start import Continuation, find_continuation
 from ..storage.checkpoints.left_behind import LeftBehind
 from ..storage.failed_rows import FailedRows
 from ..storage.journal import Journal
-from ..storage.recorder import Recorder, versions
+from ..storage.package_versions import versions
+from ..storage.recorder import Recorder
 from ..storage.replay_folder import read_replay
 from ..storage.run_folder import take_folder
 from ..storage.run_origin import origin
