@@ -78,17 +78,6 @@ class Evaluations:
             step.marked = None
             steps.append(step)
 
-        hooks = Hooks(
-            commit=gather,
-            note=lambda step: None,
-            checkpoint=lambda point: None,
-            marks=dict,
-            due=lambda step: False,
-            stop=lambda: False,
-            sampled=lambda step: self._groups,
-            settle=settle,
-            not_finite=not_finite,
-        )
         with self._exact_weights(execution, outer):
             self._executor.begin_anew(n for n in execution.workers if n not in outer.dispatcher.workers)
             session = Running(
@@ -97,7 +86,7 @@ class Evaluations:
                 self._seed,
                 executor=self._executor,
                 journal=self._journal,
-                hooks=hooks,
+                hooks=_hooks(gather, self._groups, settle, not_finite),
                 resume=None,
                 place=place,
             )
@@ -131,6 +120,26 @@ def _in_place_of(memory: Mapping[str, Any], residents: Mapping[str, Any], execut
     """Return a program whose workers take turns in the memory of their pools with those of another one."""
     scheme = replace(execution.scheme, residents=residents, setup=replace(execution.scheme.setup, memory=memory))
     return replace(execution, scheme=scheme)
+
+
+def _hooks(
+    gather: Callable[[Step], None],
+    groups: int,
+    settle: Callable[[Call, int], None],
+    not_finite: Callable[[Call, Any], None],
+) -> Hooks:
+    """Return the hooks of a program that is run between the steps of another: its steps are gathered, nothing else."""
+    return Hooks(
+        commit=gather,
+        note=lambda step: None,
+        checkpoint=lambda point: None,
+        marks=dict,
+        due=lambda step: False,
+        stop=lambda: False,
+        sampled=lambda step: groups,
+        settle=settle,
+        not_finite=not_finite,
+    )
 
 
 def _together(steps: Sequence[Step]) -> Step:

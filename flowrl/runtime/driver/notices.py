@@ -17,10 +17,10 @@ class Notices:
         self._raised: dict[str, Raised] = {}  # the warnings of Python's that were told, by place and text
         self._once: set[tuple[str, str]] = set()  # what is told once, and was
 
-    def tell(self, kind: str, text: str) -> None:
-        """Tell something, of a kind that the events have."""
+    def tell(self, kind: str, text: str, line: str = "") -> None:
+        """Tell something, of a kind that the events have; ``line``: in these words to who looks at the run."""
         self._recorder.event(kind, text)
-        self._progress.note(text)
+        self._progress.note(line or text)
 
     def tell_once(self, kind: str, text: str) -> None:
         """Tell something unless it was told before."""

@@ -30,12 +30,10 @@ from ..storage.run_origin import origin
 from ..storage.run_record import read_record
 from ..values.call import Call
 from ..values.step_records import Hooks, Interrupted, Point, ResumePoint, Step
-from .early_stop import EarlyStop
 from .evaluations import Evaluations
 from .go_back import Losses
 from .keep_rows import Take, keep_not_finite, keep_sampled, take_recorded
-from .monitoring.health import Health
-from .monitoring.learning_stalled import stalled
+from .metric_watches import MetricWatches
 from .notices import Notices
 from .open_workers import open_workers
 from .progress import Progress
@@ -43,7 +41,7 @@ from .rank_events import RankEvents
 from .run_activity import RunActivity
 from .run_position import RunPosition
 from .run_settings import Outcome, Settings
-from .run_texts import describe_continuation, evaluation_label, labels, start_record, unseen_metric, unused_words
+from .run_texts import describe_continuation, evaluation_label, labels, start_record, unused_words
 from .run_trackers import close_tracking, open_tracking
 from .running_program import Running
 from .save_models import save_best, save_models
@@ -76,10 +74,9 @@ class Runner:
         self.progress = Progress(quiet=settings.quiet)
         self._notices = Notices(self.recorder, self.progress)
         self._replayed = False  # all that a replay was to do is done
-        self._health = Health()
         self._stop = Stop(self.progress.note)
-        self._early = EarlyStop(settings.stop_when, executions[0].scheme.setup.staleness)
-        self._unseen: set[str] = set()  # options whose metric is told to be in no line
+        staleness = executions[0].scheme.setup.staleness
+        self._watches = MetricWatches(settings, self.recorder, self._notices, staleness)
         self._evaluations = Evaluations(
             settings.evaluations,
             executor,
@@ -97,12 +94,8 @@ class Runner:
             journal=self.journal,
             warn=self._notices.warn,
             note=self.progress.note,
-            seen=lambda: {
-                "health": self._health.state(),
-                "tracking": self._tracking.state(),
-                "stop": self._early.state(),
-            },
-            on_cut_back=self._rewind,
+            seen=self._watches.state,
+            on_cut_back=self._watches.rewind,
         )
         self._activity = RunActivity(executor, self._position)
         self._checkpoints = Checkpoints(
@@ -110,7 +103,7 @@ class Runner:
             executor,
             self.recorder,
             self._position,
-            self._health.gap_alarm,
+            self._watches,
             check=self._lock.check,
             warn=self._notices.warn,
         )
@@ -157,7 +150,8 @@ class Runner:
                 allow_changed=settings.allow_changed,
             )
         self._record_start(point)
-        self._tracking = open_tracking(settings, self.recorder, resumed=point is not None, warn=self._notices.warn)
+        resumed, warn = point is not None, self._notices.warn
+        self._watches.tracking = open_tracking(settings, self.recorder, resumed=resumed, warn=warn)
         self._tell_start(point)
         first, resume = 0, None
         status, digest = "done", None
@@ -205,7 +199,7 @@ class Runner:
                 try:
                     self.recorder.event(kind, text)
                 finally:
-                    close_tracking(self._tracking, status, self.recorder, self.progress.note, patience=5.0)
+                    close_tracking(self._watches.tracking, status, self.recorder, self.progress.note, patience=5.0)
                 self.recorder.run_record(status=status, ledger=self.recorder.ledgers)
                 self.recorder.curve()
         self._checkpoints.give_up()
@@ -266,8 +260,8 @@ class Runner:
             not_kept=partial(self._notices.tell_once, "not kept"),
             evaluations=self._evaluations.due if self._trained[number] else lambda *_: (),
             evaluate=self._evaluate,
-            looks=self._early.begin,
-            enough=self._is_enough,
+            looks=self._watches.early.begin,
+            enough=partial(self._watches.is_enough, self._labels[number]),
         )
         return Running(
             execution,
@@ -303,10 +297,8 @@ class Runner:
         """Record what a program came to, and take the checkpoint of its end."""
         label = self._labels[self._position.number]
         self.recorder.ledgers[label] = session.end_ledger()
+        self._watches.end_program(label)
         mine = self.recorder.latest[label]
-        if (text := stalled(mine, ended=True)) is not None:
-            self._notices.warn(f"{label}: {text}")
-        self._tell_unseen_metrics()
         self._position.leave(execution, mine[-1] if mine else {})
         if can_go_on:
             self._checkpoints.end_program()
@@ -323,14 +315,8 @@ class Runner:
                 tokenizer = self.executor.tokenizer(None)
         label = self._labels[self._position.number]
         lines = self.recorder.commit(label, step, tokenizer)
-        for line in lines:
-            self._checkpoints.score.note(line)
-            self._early.note(line, step.number + 1)
         self.recorder.note_memory(label, step.number, self.executor.memory())
-        rang = self._health.gap_alarm.rang
-        for kind, text in self._health.look(label, lines[-1], step, self.recorder.latest[label]):
-            self._notices.tell(kind, text)
-        if self._health.gap_alarm.rang and not rang:
+        if self._watches.look(label, lines, step):
             self._checkpoints.overdue = True  # with the weights that the next rows are sampled with, for flowrl gap
             self.progress.note(f"look for the cause when the next step is done: flowrl gap {self._out}")
         self._losses.note_step()
@@ -363,29 +349,9 @@ class Runner:
         (line,) = self.recorder.commit(label, step, tokenizer, groups=self.settings.trajectories)
         self.recorder.ledgers[label] = dict(found.ledger)
         self.recorder.note_memory(label, done, self.executor.memory())
-        self._checkpoints.score.note(line)
-        self._early.note_settled(line, done)
         self.progress.evaluated(line)
-        self._tell_unseen_metrics()
+        self._watches.look_at_evaluation(line, done)
         self.recorder.restart_clock()
-
-    def _is_enough(self, opened: int) -> bool:
-        """Whether a loop ends after so many steps, as it does not get better."""
-        enough = self._early.is_enough(opened)
-        if enough:
-            text = f"{self._labels[self._position.number]} after {opened} steps: {self._early.in_words()}"
-            self.recorder.event("stopped early", text)
-            self.progress.note(f"stopped early: {text}")
-        return enough
-
-    def _tell_unseen_metrics(self) -> None:
-        """Warn of a metric that a run is to go by, and that no line has."""
-        lines = [line for some in self.recorder.latest.values() for line in some]
-        for option, metric in (("keep-best", self._checkpoints.score.metric), ("stop-when", self._early.metric)):
-            text = unseen_metric(option, metric, lines)
-            if text is not None and option not in self._unseen:
-                self._unseen.add(option)
-                self._notices.warn(text)
 
     def _keep_not_finite(self, call: Call, rows: Any) -> None:
         keep_not_finite(self.settings.out, self.executor, self._notices.tell, call, rows)
@@ -396,18 +362,6 @@ class Runner:
         if replay is not None:
             return take_recorded(out, self.executor, program, Path(replay.run)) if replay.forced else None
         return keep_sampled(out, self.executor, program) if self.settings.keep_sampled else None
-
-    def _rewind(self, seen: Mapping[str, Any] | None) -> None:
-        """Have what looks at the lines of metrics go back to where those end that are left."""
-        if seen is not None:
-            self._tracking.restore(seen["tracking"])
-            self._health.restore(seen["health"])
-            self._early.restore(seen.get("stop", {}))
-        else:
-            self._early.begin()
-            self._tracking.rewind(self.recorder.metrics())
-            self._health.rewind(self.recorder.metrics())
-        self._checkpoints.score.rewind()
 
     def _say_what_changed(self, point: Continuation) -> None:
         if self._replay is None:  # which has a report of its own
@@ -454,7 +408,7 @@ class Runner:
 
     def _end(self, status: str, digest: str | None) -> Outcome:
         out = self._out
-        close_tracking(self._tracking, status, self.recorder, self.progress.note)
+        close_tracking(self._watches.tracking, status, self.recorder, self.progress.note)
         self.recorder.curve()
         ledgers = self.recorder.ledgers
         self.recorder.run_record(status=status, ended=time.time(), ledger=ledgers, **self.executor.record())
