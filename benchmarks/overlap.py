@@ -30,7 +30,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 from flowrl.analysis.measured_run import measured, tokens_of_run
 from flowrl.analysis.row_lengths import Tokens
-from flowrl.placement.cost.calibrated_costs import Calibrated, calibrate
+from flowrl.placement.cost.calibrate_run import calibrate
+from flowrl.placement.cost.calibrated_costs import Calibrated
 from flowrl.schedule.simulation import Bar, Simulation
 
 PAGE, PICTURE = ROOT / "docs" / "schedule.md", ROOT / "docs" / "images" / "overlap.svg"
