@@ -30,12 +30,14 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 from flowrl.analysis.measured_run import measured, tokens_of_run
 from flowrl.analysis.row_lengths import Tokens
-from flowrl.placement.cost.calibrated_costs import Calibrated, calibrate
+from flowrl.placement.cost.calibrate_run import calibrate
+from flowrl.placement.cost.calibrated_costs import Calibrated
 from flowrl.schedule.simulation import Bar, Simulation
 
 PAGE, PICTURE = ROOT / "docs" / "schedule.md", ROOT / "docs" / "images" / "overlap.svg"
 OPEN, CLOSE = "<!-- table: overlap, written by benchmarks/overlap.py -->", "<!-- end -->"
 WARM = 3  # steps at the beginning that are left out
+COLOURS = {"actor.generate": "#0b6e8a", "actor.publish": "#5a8f29", "actor.update": "#b3462e"}
 
 
 @dataclass(frozen=True)
@@ -171,22 +173,13 @@ def draw(shown: dict[Kind, tuple[Simulation, Simulation]], path: Path) -> None:
     matplotlib.rcParams["svg.hashsalt"] = "overlap"
     from matplotlib import pyplot
 
-    colours = {"actor.generate": "#0b6e8a", "actor.publish": "#5a8f29", "actor.update": "#b3462e"}
-    figure, axes = pyplot.subplots(len(shown), 1, figsize=(7.2, 1.9 * len(shown)), squeeze=False)
+    figure, axes = pyplot.subplots(len(shown), 1, figsize=(7.2, 2.0 * len(shown)), squeeze=False)
     for axis, (kind, pair) in zip(axes[:, 0], shown.items(), strict=True):
         for place, (simulation, name) in enumerate(zip(pair, ("measured", "simulated"), strict=True)):
-            first = min(b.end for b in simulation.bars if b.node == "actor.update" and b.step >= WARM)
-            for bar in simulation.bars:
-                lane = 3 * place + (bar.pool == "train")
-                look: dict[str, Any] = {
-                    "color": colours.get(bar.node, "#999999"),
-                    "edgecolor": "white",
-                    "linewidth": 0.5,
-                }
-                axis.barh(-lane, bar.end - bar.start, left=bar.start - first, height=0.8, alpha=0.8, **look)
-            axis.text(0.0, -3 * place + 0.55, name, fontsize=7)
-        span = 5 * max(steady(simulation.bars, 1) for simulation in pair)
-        axis.set_xlim(0, span)
+            draw_bars(axis, simulation, top=-3 * place)
+            axis.annotate(name, (0, 0.5 - 3 * place), xytext=(3, 1), textcoords="offset points", fontsize=7)
+        axis.set_xlim(0, 5 * max(steady(simulation.bars, 1) for simulation in pair))
+        axis.set_ylim(-4.6, 1.3)  # with room for a line of text above each pair of lanes
         axis.set_yticks([0, -1, -3, -4], ["rollout", "train"] * 2, fontsize=7)
         axis.set_title(f"{kind.name}, S=1, {kind.publish}", fontsize=8, loc="left")
         axis.tick_params(axis="x", labelsize=7)
@@ -194,6 +187,15 @@ def draw(shown: dict[Kind, tuple[Simulation, Simulation]], path: Path) -> None:
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None})
     pyplot.close(figure)
+
+
+def draw_bars(axis: Any, simulation: Simulation, *, top: int) -> None:
+    """What the pools did from the end of the first steady update on: the lane at ``top`` and the one below it."""
+    first = min(b.end for b in simulation.bars if b.node == "actor.update" and b.step >= WARM)
+    look: dict[str, Any] = {"height": 0.8, "alpha": 0.8, "edgecolor": "white", "linewidth": 0.5}
+    for bar in simulation.bars:
+        lane, colour = top - (bar.pool == "train"), COLOURS.get(bar.node, "#999999")
+        axis.barh(lane, bar.end - bar.start, left=bar.start - first, color=colour, **look)
 
 
 def write(lines: list[str]) -> None:

@@ -31,7 +31,6 @@ from .graph.tracing.trace_records import Traced
 from .handle import Handle, first_model, misnamed
 from .html_tables import table
 from .lowering.lower import used_workers
-from .lowering.scheme_of_program import trained_workers
 from .offers import offers
 from .placement.plan.plan import Plan
 from .program import Program
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
     from .analysis.study import Study
     from .batch import Batch
     from .placement.cost.cost_model import Costs
+    from .prepare_run import CheckedProgram
     from .runtime.driver.run_settings import Outcome
 
 W = TypeVar("W", bound=Worker)
@@ -339,14 +339,8 @@ class Flow:
         ResumeError for a run that cannot go on so.
         """
         options = {name: value for name, value in locals().items() if name in RUN_OPTIONS}
-        from .analysis.forecast import forecast_of
-        from .analysis.placed_graph import recorded_graph
         from .backends import names as engines
-        from .launch import launch
-        from .runtime.driver.run_settings import Evaluation, Settings
-        from .runtime.driver.runner import Runner
-        from .runtime.storage.checkpoints.other_run import begun_with
-        from .runtime.storage.run_inputs import inputs_of
+        from .prepare_run import prepare_run
         from .trackers.open_tracker import find_trackers
 
         check_values("flow.run", options, RUN_OPTIONS, UsageError)
@@ -357,78 +351,41 @@ class Flow:
         check_stop(stop_when)
         keywords = [n for n, p in inspect.signature(Flow.run).parameters.items() if p.kind is p.KEYWORD_ONLY]
         given = parameters_of_run(self.programs, names, parameters or {}, values, keywords, beside=asked)
-        folder = self.new_folder() if out is None else Path(out)
+        options |= {
+            "out": self.new_folder() if out is None else Path(out),
+            "track": trackers,
+            "script": self.script,
+            "arguments": tuple(arguments),
+            "programs": tuple(program.fn for program in self.programs.values()),
+        }
         placed = _plan(plan)
         placed.check_workers(self._names(), engines())
-        studies = [self._checked(name, placed, given[name], planned=bool(plan), runtime=runtime) for name in names]
-        executions = [study.execution for study in studies]
-        between = [
-            self._between(name, studies, placed, given[name], planned=bool(plan), runtime=runtime) for name in asked
-        ]
-        evaluations = [Evaluation(study.execution.without_memory(), asked[study.traced.program]) for study in between]
-        every = [*executions, *(each.execution for each in evaluations)]
-        executor = launch(every, self.handles, out=folder, seed=seed, address=address)
-        used = {name for execution in executions for name in execution.workers}
-        handles = [h for h in self.handles if h.name in used]
-        traces = [study.traced for study in studies]
-        graphs = [self.graph(name, **study.parameters) for name, study in zip(names, studies, strict=True)]
-        placings = [recorded_graph(*pair, planned=bool(plan)) for pair in zip(studies, graphs, strict=True)]
-        others = [(study, self.graph(study.traced.program, **study.parameters)) for study in between]
-        beside = [recorded_graph(*pair, planned=bool(plan)) for pair in others]
-        trained = tuple(bool(trained_workers(traced)) for traced in traces)
-        if checkpoint is not None and not any(trained):
-            options["save_models"] = False  # they are there already
-        settings = Settings(
-            **options,
-            track=trackers,
-            out=folder,
-            script=self.script,
-            plan=placed.to_json(),
-            arguments=tuple(arguments),
-            programs=tuple(program.fn for program in self.programs.values()),
-            graphs=tuple(graph.to_json() for graph in placings),
-            forecasts=tuple(forecast_of(study) if plan else None for study in studies),
-            inputs=inputs_of(
-                executions,
-                traces,
-                handles,
-                seed=seed,
-                plan=placed.to_json(),
-                runtime=runtime,
-                checkpoint=begun_with(checkpoint),
-            ),
-            evaluations=tuple(evaluations),
-            evaluation_graphs=tuple(graph.to_json() for graph in beside),
-            trained=trained,
-            checkpoint=None if checkpoint is None else Path(checkpoint),
-        )
-        return Runner(executions, executor, settings).run()
+        checked = partial(self._checked, plan=placed, planned=bool(plan), runtime=runtime)
+        run = [checked(name, given[name]) for name in names]
+        between = [_evaluating(checked(name, given[name]), run) for name in asked]
+        return prepare_run(
+            run,
+            list(zip(between, asked.values(), strict=True)),
+            self.handles,
+            options,
+            plan=placed,
+            planned=bool(plan),
+            checkpoint=checkpoint,
+            address=address,
+        ).run()
 
-    def _checked(self, name: str, plan: Plan, parameters: Mapping[str, Any], *, planned: bool, runtime: str) -> Study:
+    def _checked(
+        self, name: str, parameters: Mapping[str, Any], *, plan: Plan, planned: bool, runtime: str
+    ) -> CheckedProgram:
         """Return a program of a run under its plan. Raises CheckError with all that is wrong with it or the plan."""
         from .analysis.check_plan import refuse
+        from .prepare_run import CheckedProgram
 
         if errors := self.check(name, **parameters).errors:
             raise CheckError(errors)
         study = self.study_with(parameters, plan, name, runtime=runtime)
         refuse(study, planned=planned)
-        return study
-
-    def _between(
-        self,
-        name: str,
-        studies: Sequence[Study],
-        plan: Plan,
-        parameters: Mapping[str, Any],
-        *,
-        planned: bool,
-        runtime: str,
-    ) -> Study:
-        """Return a program under its plan that is run between the steps of others. Raises what is wrong with that."""
-        study = self._checked(name, plan, parameters, planned=planned, runtime=runtime)
-        used = {worker for each in studies for worker in each.execution.workers}
-        check_evaluation(study.traced, {each.traced.program: each.traced for each in studies}, used)
-        return study
+        return CheckedProgram(study, self.graph(name, **parameters))
 
     def new_folder(self) -> Path:
         """Return the folder of a run that starts now and names none: ``runs/grpo-20260131-120000``."""
@@ -477,6 +434,14 @@ class Flow:
 def _plan(plan: str | Path | Plan | None) -> Plan:
     """Return a plan, that of a file, or one process where there is none."""
     return plan if isinstance(plan, Plan) else Plan.load(plan) if plan else Plan.one_process()
+
+
+def _evaluating(evaluation: CheckedProgram, run: Sequence[CheckedProgram]) -> CheckedProgram:
+    """Return a program as one that is run between the steps of others. Raises what is wrong with that."""
+    studies = [program.study for program in run]
+    used = {worker for study in studies for worker in study.execution.workers}
+    check_evaluation(evaluation.study.traced, {study.traced.program: study.traced for study in studies}, used)
+    return evaluation
 
 
 def _replaced(first: CodeType | None, second: CodeType | None) -> bool:

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from statistics import median
 from typing import Any
 
 from ..errors import PlanError
-from ..placement.cost.calibrated_costs import SWAPS, Calibrated, Call, Fit
+from ..placement.cost.calibrated_costs import SWAPS, Calibrated
 from ..placement.cost.efficiency import Efficiency
 from ..placement.cost.engine_curve import EngineCurve
 from ..placement.cost.per_device_counts import rows_of_replica
 from ..placement.cost.roofline import Roofline
-from ..placement.cost.work import Work, Workload
+from ..placement.cost.work import Work
+from .fit_passes import calls_of, fit_passes
+from .part_of_peak import LEAST, fit_part, solve
 from .study import Study
-
-_LEAST = 1e-6  # part of a peak
-_HALVINGS = 60
 
 
 @dataclass(frozen=True)
@@ -82,14 +81,14 @@ def fit_efficiency(study: Study, costs: Calibrated) -> FittedEfficiency:
         found = replace(found, recomputation=0.0)  # what the driver did not say was not done
     roofline = Roofline(study.plan.cluster)
     publishes = [(w, s) for w, s in took if w.kind == "publish"]
-    found = _fitted(found, ("link", "network"), publishes, roofline)
+    found = fit_part(found, ("link", "network"), publishes, roofline)
     link = found.link
     for kind in ("train", "forward"):
-        calls = [call for work, fit in measured if work.kind == kind for call in _calls_of(work, fit, costs)]
-        found = _passes(found, kind, calls, roofline, tells_link=found.link == link)
+        calls = [call for work, fit in measured if work.kind == kind for call in calls_of(work, fit, costs)]
+        found = fit_passes(found, kind, calls, roofline, tells_link=found.link == link)
     if found.link != link:
         found = _beside_bytes(found, publishes, roofline)
-    found = _fitted(found, ("host",), [(w, s) for w, s in took if w.kind in SWAPS], roofline)
+    found = fit_part(found, ("host",), [(w, s) for w, s in took if w.kind in SWAPS], roofline)
     found = _external(found, [(w, s) for w, s in took if w.kind == "external"])
     for work, seconds in took:
         if work.kind == "generate":
@@ -111,116 +110,11 @@ def _works(study: Study) -> Iterable[Work]:
         yield from (study.swap(pool, resident, what) for resident in memory.sizes for what in SWAPS)
 
 
-def _calls_of(work: Work, fit: Fit, costs: Calibrated) -> list[tuple[Work, float]]:
-    """The calls of an op as works with their own rows and tokens; where costs have none, some that the fit says."""
-    calls = [call for call in costs.calls.get(work.node) or costs.calls.get(work.title, ()) if call.rows]
-    if calls:
-        return [(_of_size(work, call), call.seconds) for call in calls]
-    rows = {work.load.rows, *((work.load.rows // 2, work.load.rows // 4) if fit.per_token else ())}
-    works = [replace(work, load=replace(work.load, rows=count)) for count in sorted(rows) if count]
-    return [(each, fit.seconds(each.load.tokens)) for each in works]
-
-
-def _of_size(work: Work, call: Call) -> Work:
-    """The work of a call: its prompts are as long as those of others, and as many rows are to one."""
-    load, rows = work.load, int(call.rows)
-    prompt = min(load.prompt, call.tokens / rows)
-    prompts = max(1, load.rows // load.group)
-    response = call.tokens / rows - prompt
-    return replace(work, load=Workload(rows, prompt, response, group=max(1, rows // prompts)))
-
-
-def _passes(
-    found: Efficiency, kind: str, calls: Sequence[tuple[Work, float]], roofline: Roofline, *, tells_link: bool
-) -> Efficiency:
-    """The part of the peak that forward passes or updates reach, and seconds of each that do not follow its size.
-
-    Both are fitted to relative errors of all calls. The seconds of one are those that are known already, or none,
-    unless the calls tell more (Schwarz 1978). On CPUs, which compute nothing while they send, they are the traffic of
-    sharded weights, as far as there is any: that fits ``link`` and ``network`` anew, with ``tells_link``.
-    """
-    found = _fitted(found, (kind,), calls, roofline)
-    there = replace(roofline, efficiency=replace(found, call_s=0.0))
-    looked = [(work, seconds, there.terms(work)) for work, seconds in calls if seconds > 0]
-    sends = tells_link and any(_sends(work, roofline) for work, _, _ in looked)
-    rows: list[tuple[float, float, float]] = []
-    for work, seconds, terms in looked:
-        computed = terms["compute"] + terms.get("bubble", 0.0)
-        sent = terms["weights"] if sends else 0.0
-        beside = sum(terms.values()) - computed - sent
-        rows.append(((sent if sends else _times_called(work)) / seconds, computed / seconds, 1 - beside / seconds))
-    if not any(computed for _, computed, _ in rows):
-        return found
-    known = 1.0 if sends else found.call_s  # of traffic so many times as much as at the link that is known
-    fitted = {call: _slower(rows, call) for call in (known, *_call_seconds(rows))}
-    left = {call: sum((y - call * c - slower * x) ** 2 for c, x, y in rows) for call, slower in fitted.items()}
-    call = min(left, key=left.__getitem__)
-    if left[call] >= left[known] * len(rows) ** (-1 / len(rows)):
-        call = known
-    if fitted[call]:
-        found = _with(found, (kind,), min(1.0, getattr(found, kind) / fitted[call]))
-    if not sends:
-        return replace(found, call_s=call)
-    if call == known:
-        return found
-    wanted = call * sum(terms["weights"] for _, _, terms in looked)
-
-    def seconds_sent(part: float) -> float:
-        there = replace(roofline, efficiency=_with(found, ("link", "network"), part))
-        return sum(there.terms(work)["weights"] for work, _, _ in looked)
-
-    return _with(found, ("link", "network"), _solved(seconds_sent, wanted, least=_LEAST, most=1.0, falls=True))
-
-
-def _sends(work: Work, roofline: Roofline) -> bool:
-    """Whether a call's seconds tell how fast weights are sent: they are sharded over CPUs."""
-    kinds = {roofline.cluster.kind(device).name for device in work.devices} if roofline.cluster is not None else set()
-    return kinds == {"cpu"} and roofline.terms(work).get("weights", 0.0) > 0
-
-
-def _times_called(work: Work) -> int:
-    """How many optimizer steps an update makes; a forward pass is one."""
-    return work.minibatches * work.epochs if work.kind == "train" else 1
-
-
 def _beside_bytes(found: Efficiency, took: Sequence[tuple[Work, float]], roofline: Roofline) -> Efficiency:
     """The seconds of a publish that its bytes do not take, where other calls have told how fast links are."""
     there = replace(roofline, efficiency=found)
     left = [seconds - there.seconds(work) for work, seconds in took if there.seconds(work)]
     return replace(found, publish_s=max(0.0, sum(left) / len(left))) if left else found
-
-
-def _slower(rows: Sequence[tuple[float, float, float]], call: float) -> float:
-    """How many times as long computing takes, by least squares, where a call has so many seconds besides."""
-    return max(0.0, sum((y - call * c) * x for c, x, y in rows) / sum(x * x for _, x, _ in rows))
-
-
-def _call_seconds(rows: Sequence[tuple[float, float, float]]) -> list[float]:
-    """The seconds of a call that calls tell, by least squares; none where they are all of one size, or below 0."""
-    cc, cx, xx = (sum(r[i] * r[j] for r in rows) for i, j in ((0, 0), (0, 1), (1, 1)))
-    cy, xy = (sum(r[i] * r[2] for r in rows) for i in (0, 1))
-    settled = cc * xx - cx * cx
-    if len(rows) < 3 or settled < 1e-6 * cc * xx:
-        return []
-    call = (cy * xx - xy * cx) / settled
-    return [call] if call > 0 else []
-
-
-def _fitted(
-    found: Efficiency, names: Sequence[str], took: Sequence[tuple[Work, float]], roofline: Roofline
-) -> Efficiency:
-    """The figures with one part of a peak for all of ``names``, at which these works take what they took together."""
-    whole = sum(seconds for _, seconds in took)
-    if not whole:
-        return found
-
-    def seconds(part: float) -> float:
-        there = replace(roofline, efficiency=_with(found, names, part))
-        return sum(there.seconds(work) for work, _ in took)
-
-    if seconds(1.0) == seconds(0.5):  # nothing of it is computed, or sent
-        return found
-    return _with(found, names, _solved(seconds, whole, least=_LEAST, most=1.0, falls=True))
 
 
 def _external(found: Efficiency, took: Sequence[tuple[Work, float]]) -> Efficiency:
@@ -249,7 +143,7 @@ def _engine(found: Efficiency, work: Work, took: float, curve: EngineCurve | Non
     def seconds(step: float) -> float:
         return replace(roofline, efficiency=replace(found, step_s=step, slot_s=0.0)).seconds(work)
 
-    return replace(found, step_s=_solved(seconds, took, least=0.0, most=60.0, falls=False), slot_s=0.0)
+    return replace(found, step_s=solve(seconds, took, least=0.0, most=60.0, falls=False), slot_s=0.0)
 
 
 def _prefill(found: Efficiency, work: Work, curve: EngineCurve, roofline: Roofline) -> Efficiency:
@@ -258,23 +152,7 @@ def _prefill(found: Efficiency, work: Work, curve: EngineCurve, roofline: Roofli
     def seconds(part: float) -> float:
         return replace(roofline, efficiency=replace(found, prefill=part)).terms(work)["prefill"]
 
-    return replace(found, prefill=_solved(seconds, target, least=_LEAST, most=1.0, falls=True))
-
-
-def _solved(seconds: Callable[[float], float], wanted: float, *, least: float, most: float, falls: bool) -> float:
-    """Where seconds that only fall, or only rise, are those that are wanted; the nearer end where they nowhere are."""
-    low, high = least, most
-    for _ in range(_HALVINGS):
-        middle = (low * high) ** 0.5 if falls else (low + high) / 2
-        if (seconds(middle) > wanted) == falls:
-            low = middle
-        else:
-            high = middle
-    return high if falls else low
-
-
-def _with(found: Efficiency, names: Iterable[str], part: float) -> Efficiency:
-    return replace(found, **dict.fromkeys(names, part))
+    return replace(found, prefill=solve(seconds, target, least=LEAST, most=1.0, falls=True))
 
 
 def _changed(found: Efficiency) -> list[str]:

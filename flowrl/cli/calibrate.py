@@ -12,7 +12,8 @@ from ..analysis.prediction import Predicted, beside, in_words
 from ..analysis.row_lengths import Tokens
 from ..analysis.run_pages import look_at, programs_of
 from ..errors import UsageError
-from ..placement.cost.calibrated_costs import Calibrated, calibrate
+from ..placement.cost.calibrate_run import calibrate
+from ..placement.cost.calibrated_costs import Calibrated
 from ..placement.plan.plan import Plan
 from ..placement.plan.plan_file import read
 from .arguments.calibrated_by import efficiency_of

@@ -144,19 +144,7 @@ def policy_loss(
         needs_distribution=kl_kind == "full" and with_kl,
         corrects_stale=_weighs(corrections) or (anchor in SAMPLERS and gate.follows),
         zero_advantage_is_zero=gate.silent and not with_kl and not with_entropy,
-        reports=tuple(
-            report
-            for reported, *reports in (
-                (followed, "ratio", "approx_kl"),
-                (gate.clips, "clip_fraction"),
-                (corrections, "weight", *reported_of_ratios(corrections)),
-                (only, "selected_fraction"),
-                (with_kl, "kl"),
-                (with_entropy, "entropy"),
-            )
-            if reported
-            for report in reports
-        ),
+        reports=_reports(gate, corrections, only, followed=followed, kl=with_kl, entropy=with_entropy),
         remarks=kl_remarks(title, kl_kind, kl_gradient, weighted=kl_weighted) if with_kl else (),
     )
 
@@ -198,3 +186,17 @@ def _reads(
     if kl:
         fields.append(REFERENCE if kl == "full" else "ref_logprobs")
     return ", ".join(dict.fromkeys(fields))
+
+
+def _reports(
+    gate: Gate, corrections: Sequence[Part], only: str | None, *, followed: bool, kl: bool, entropy: bool
+) -> tuple[str, ...]:
+    """The numbers that a loss of these parts reports, in their order."""
+    names: list[str] = []
+    names += ["ratio", "approx_kl"] if followed else []
+    names += ["clip_fraction"] if gate.clips else []
+    names += ["weight", *reported_of_ratios(corrections)] if corrections else []
+    names += ["selected_fraction"] if only else []
+    names += ["kl"] if kl else []
+    names += ["entropy"] if entropy else []
+    return tuple(names)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-from collections import Counter
 from collections.abc import Callable, Container, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -29,6 +28,7 @@ from .events import (
 )
 from .machine import Machine
 from .shared_links import Parts, SharedLinks
+from .trained_lags import TrainedLags
 
 
 class Pace(Protocol):
@@ -121,9 +121,7 @@ class VirtualClock:
         self._tails: dict[str, tuple[int, int]] = {}  # by pool: the last of these that it was handed
         self._calls: dict[int, Call] = {}
         self._titles: dict[int, str] = {}
-        self._sources: dict[int, frozenset[int]] = {}  # the generates whose rows came into a call
-        self._groups: dict[int, Mapping[int, int]] = {}  # where the rows of a generate came from, where exchanged
-        self._trained: list[tuple[str, int, frozenset[int]]] = []  # worker, its version, the generates of the rows
+        self._lags = TrainedLags(self.flown.versions)
 
     # -- what the program does ----------------------------------------------------------------------------------
 
@@ -135,11 +133,7 @@ class VirtualClock:
     def issue(self, call: Call) -> None:
         """Make a call."""
         self._calls[call.id] = call
-        sources = frozenset[int]().union(*(self._sources.get(i, frozenset()) for i in call.inputs))
-        mine = sources | {call.id} if call.serves else sources
-        self._sources[call.id] = mine if call.rows else frozenset()
-        if call.updates is not None:
-            self._trained.append((call.updates, self.machine.version(call.updates), sources))
+        self._lags.issue(call, self.machine.version(call.updates) if call.updates is not None else 0)
         self.tell(Issued(call))
         if self._eager:
             self.wait_for([call.id])
@@ -164,6 +158,10 @@ class VirtualClock:
         """Let time pass until calls are done."""
         self.wait(lambda: not any(self.machine.pending(i) for i in ids))
 
+    def lags(self) -> Mapping[int, int]:
+        """Publishes between the version that a prompt group was sampled with and the one that it was trained on."""
+        return self._lags.count()
+
     # -- inside ---------------------------------------------------------------------------------------------------
 
     def tell(self, event: Event) -> None:
@@ -180,7 +178,7 @@ class VirtualClock:
                 case GoOn():
                     self._let_rows_go_on(command)
                 case Take():
-                    self._taken(command)
+                    self._lags.take(command)
                 case Commit():
                     self.flown.commits[command.step] = self.time
 
@@ -439,20 +437,3 @@ class VirtualClock:
     def _span(self, call: Call, command: Start, start: float, end: float) -> None:
         span = Span(call.title, call.step, call.pools, start, end, self._because, call.id, command.chunk)
         self.flown.spans.append(span)
-
-    def _taken(self, command: Take) -> None:
-        self._groups[command.id] = Counter(generate for generate, _ in command.groups)
-
-    def lags(self) -> Mapping[int, int]:
-        """Publishes between the version that a prompt group was sampled with and the one that it was trained on."""
-        lags: Counter[int] = Counter()
-        for worker, version, sources in self._trained:
-            for id in sources:
-                if worker not in self._calls[id].serves or not self._calls[id].relaxed:
-                    continue
-                for generate, groups in self._groups.get(id, {id: max(self._calls[id].groups, 1)}).items():
-                    chunks = self.flown.versions.get(generate, [])
-                    for number, seen in enumerate(chunks):  # the groups of a chunk are its share
-                        share = groups * (number + 1) // len(chunks) - groups * number // len(chunks)
-                        lags[version - seen] += max(share, groups == 1)
-        return dict(sorted(lags.items()))

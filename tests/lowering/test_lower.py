@@ -80,13 +80,13 @@ class Stopped(Exception):
 @pytest.fixture
 def seen(monkeypatch):
     """The records that runs were given, and the setups that state machines were made with."""
+    from flowrl import prepare_run
     from flowrl.analysis import study
-    from flowrl.runtime.driver import runner as run
     from flowrl.runtime.driver import running_program as session
 
     found = {"executions": [], "setups": []}
 
-    class Runner(run.Runner):
+    class Runner(prepare_run.Runner):
         def __init__(self, executions, executor, how):
             found["executions"] = list(executions)
             if executions[0].runtime == "ray":
@@ -100,7 +100,7 @@ def seen(monkeypatch):
 
         return machine
 
-    monkeypatch.setattr(run, "Runner", Runner)
+    monkeypatch.setattr(prepare_run, "Runner", Runner)
     for module in (study, session):
         monkeypatch.setattr(module, "Machine", noted(module.Machine))
     return found

@@ -8,7 +8,7 @@ from pathlib import Path
 from ...analysis.fitted_efficiency import FittedEfficiency, fit_efficiency
 from ...analysis.measured_run import tokens_of_run
 from ...analysis.run_pages import programs_of
-from ...placement.cost.calibrated_costs import calibrate
+from ...placement.cost.calibrate_run import calibrate
 from ...placement.plan.plan import Plan
 from ...placement.plan.plan_file import read
 from .recorded_run import recorded_parameters, recorded_run, reopen

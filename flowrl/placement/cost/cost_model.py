@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
-from .calibrated_costs import Calibrated, calibrate
+from .calibrate_run import calibrate
+from .calibrated_costs import Calibrated
 from .efficiency import Efficiency
 from .given_costs import GivenCosts, is_calibrated
 from .roofline import Roofline

@@ -35,7 +35,8 @@ from ...schedule.events import (
 from ...schedule.machine import Machine
 from ...schedule.scheme import Scheme
 from ..executor import CountedCall, Executor, PendingCall, Ready, SteppedCall
-from ..storage.recorder import BESIDE_REFERENCE, first_groups
+from ..storage.metric_lines import BESIDE_REFERENCE
+from ..storage.recorder import first_groups
 from ..values.call import Call, NotKept, maker, outcome
 from ..values.chunks import NOTHING, Cutter, can_cut, chunk_of, join_chunks
 from ..values.remote_batch import RemoteBatch

@@ -14,7 +14,7 @@ from ...lowering.lower import Execution
 from ..executor import Executor
 from ..storage.journal import Journal
 from ..storage.recorder import first_groups
-from ..values.call import outcome
+from ..values.call import Call, outcome
 from ..values.episode_counts import EpisodeCounts
 from ..values.step_records import Hooks, Step, Traffic
 from .run_settings import Evaluation
@@ -50,9 +50,19 @@ class Evaluations:
         return [name for name, each in self.asked.items() if ended or done % each.every == 0]
 
     def run(
-        self, name: str, outer: Running, calls: int, hooks: Hooks, during: Callable[[Running | None], None]
+        self,
+        name: str,
+        outer: Running,
+        calls: int,
+        during: Callable[[Running | None], None],
+        *,
+        settle: Callable[[Call, int], None],
+        not_finite: Callable[[Call, Any], None],
     ) -> Evaluated:
-        """Run a program while ``outer`` stands still, which has made so many calls. ``during`` is told its session."""
+        """Run a program while ``outer`` stands still, which has made so many calls. ``during`` is told its session.
+
+        ``settle``, ``not_finite``: as of :class:`Hooks`.
+        """
         number = list(self.asked).index(name)
         execution = _in_place_of(outer.scheme.setup.memory, outer.scheme.residents, self.asked[name].execution)
         steps: list[Step] = []
@@ -76,7 +86,7 @@ class Evaluations:
                 self._seed,
                 executor=self._executor,
                 journal=self._journal,
-                hooks=replace(hooks, commit=gather, sampled=lambda step: self._groups),
+                hooks=_hooks(gather, self._groups, settle, not_finite),
                 resume=None,
                 place=place,
             )
@@ -110,6 +120,26 @@ def _in_place_of(memory: Mapping[str, Any], residents: Mapping[str, Any], execut
     """Return a program whose workers take turns in the memory of their pools with those of another one."""
     scheme = replace(execution.scheme, residents=residents, setup=replace(execution.scheme.setup, memory=memory))
     return replace(execution, scheme=scheme)
+
+
+def _hooks(
+    gather: Callable[[Step], None],
+    groups: int,
+    settle: Callable[[Call, int], None],
+    not_finite: Callable[[Call, Any], None],
+) -> Hooks:
+    """Return the hooks of a program that is run between the steps of another: its steps are gathered, nothing else."""
+    return Hooks(
+        commit=gather,
+        note=lambda step: None,
+        checkpoint=lambda point: None,
+        marks=dict,
+        due=lambda step: False,
+        stop=lambda: False,
+        sampled=lambda step: groups,
+        settle=settle,
+        not_finite=not_finite,
+    )
 
 
 def _together(steps: Sequence[Step]) -> Step:

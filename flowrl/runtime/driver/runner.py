@@ -4,55 +4,49 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ...batch import Batch
-from ...errors import DiskError, FlowError, ModelError, RankLost, Stalled
+from ...errors import DiskError, ModelError, RankLost, Stalled
 from ...graph.stand_ins import current_session as sessions
 from ...lowering.lower import Execution
-from ...marks import other_ids, vocabulary
 from ...workers.user_code.rows_in_progress import Notes
 from ..executor import Executor, RunServices
-from ..local.python_warnings import Raised, show_again
+from ..local.python_warnings import show_again
 from ..local.user_code_watch import Watch, died_before, same_folder
 from ..storage.changes_since_start import Continuation, find_continuation
-from ..storage.checkpoints import checkpoint_folder as checkpoint
 from ..storage.checkpoints.left_behind import LeftBehind
 from ..storage.failed_rows import FailedRows
 from ..storage.journal import Journal
-from ..storage.not_finite_rows import save_rows
-from ..storage.recorder import Recorder, versions
+from ..storage.package_versions import versions
+from ..storage.recorder import Recorder
 from ..storage.replay_folder import read_replay
 from ..storage.run_folder import take_folder
 from ..storage.run_origin import origin
 from ..storage.run_record import read_record
-from ..storage.sampled_rows import RecordedRows, SampledRows
 from ..values.call import Call
 from ..values.step_records import Hooks, Interrupted, Point, ResumePoint, Step
-from .early_stop import EarlyStop
 from .evaluations import Evaluations
 from .go_back import Losses
-from .monitoring.hang_watch import HangWatch, Signs
-from .monitoring.health import Health
-from .monitoring.learning_stalled import stalled
-from .monitoring.wait_notes import WaitNotes
-from .monitoring.wait_story import WaitStory, wait_story
+from .keep_rows import Take, keep_not_finite, keep_sampled, take_recorded
+from .metric_watches import MetricWatches
+from .notices import Notices
+from .open_workers import open_workers
 from .progress import Progress
 from .rank_events import RankEvents
+from .run_activity import RunActivity
 from .run_position import RunPosition
 from .run_settings import Outcome, Settings
-from .run_texts import describe_continuation, evaluation_label, labels, start_record, unseen_metric, unused_words
+from .run_texts import describe_continuation, evaluation_label, labels, start_record, unused_words
 from .run_trackers import close_tracking, open_tracking
 from .running_program import Running
 from .save_models import save_best, save_models
 from .stop_signals import Stop
 from .take_checkpoint import Checkpoints
-
-WARNINGS = 1000  # of Python's that a run tells, each of another place or text
 
 
 class Runner:
@@ -78,16 +72,11 @@ class Runner:
             raise
         self._labels = labels([execution.program for execution in executions])  # by which records tell them apart
         self.progress = Progress(quiet=settings.quiet)
-        self._raised: dict[str, Raised] = {}  # the warnings of Python's that were told, by place and text
-        self._session: Running | None = None  # while a program runs
-        self._since = time.monotonic()  # when the last program ended, or the run began
-        self._opening = ""  # the worker that is being opened
+        self._notices = Notices(self.recorder, self.progress)
         self._replayed = False  # all that a replay was to do is done
-        self._health = Health()
         self._stop = Stop(self.progress.note)
-        self._early = EarlyStop(settings.stop_when, executions[0].scheme.setup.staleness)
-        self._not_kept: set[str] = set()  # why checkpoints have no variables
-        self._unseen: set[str] = set()  # options whose metric is told to be in no line
+        staleness = executions[0].scheme.setup.staleness
+        self._watches = MetricWatches(settings, self.recorder, self._notices, staleness)
         self._evaluations = Evaluations(
             settings.evaluations,
             executor,
@@ -103,23 +92,20 @@ class Runner:
             self.recorder,
             self._behind,
             journal=self.journal,
-            warn=self._warn,
+            warn=self._notices.warn,
             note=self.progress.note,
-            seen=lambda: {
-                "health": self._health.state(),
-                "tracking": self._tracking.state(),
-                "stop": self._early.state(),
-            },
-            on_cut_back=self._rewind,
+            seen=self._watches.state,
+            on_cut_back=self._watches.rewind,
         )
+        self._activity = RunActivity(executor, self._position)
         self._checkpoints = Checkpoints(
             settings,
             executor,
             self.recorder,
             self._position,
-            self._health.gap_alarm,
+            self._watches,
             check=self._lock.check,
-            warn=self._warn,
+            warn=self._notices.warn,
         )
         self._trained = settings.trained or (True,) * len(executions)
         only_read = settings.checkpoint is not None and not any(self._trained)  # the state is there already
@@ -129,12 +115,12 @@ class Runner:
         self._services = RunServices(
             self.journal,
             Notes(settings.out),
-            self._warn,
+            self._notices.warn,
             self._losses.note,
             on_restart=told.note_restart,
             on_resize=told.note_size,
             on_kept=told.note_kept,
-            failed=FailedRows(self.journal, self._warn),
+            failed=FailedRows(self.journal, self._notices.warn),
         )
         self.executor.attach(self._services)
         show_again()
@@ -164,19 +150,19 @@ class Runner:
                 allow_changed=settings.allow_changed,
             )
         self._record_start(point)
-        self._tracking = open_tracking(settings, self.recorder, resumed=point is not None, warn=self._warn)
+        resumed, warn = point is not None, self._notices.warn
+        self._watches.tracking = open_tracking(settings, self.recorder, resumed=resumed, warn=warn)
         self._tell_start(point)
         first, resume = 0, None
         status, digest = "done", None
         try:
-            watch = Watch(self.settings.out, self._warn).watching()
-            waits = WaitNotes(self.settings.out, self.settings.script, self._waits)
-            hang = self._hang_watch(waits).watching()
-            with self._stop.listening(), self.progress, watch, waits.watching(), hang:
+            watch = Watch(self.settings.out, self._notices.warn)
+            waits, hang = self._activity.watches(self.settings, self._stop.end_with)
+            with self._stop.listening(), self.progress, watch.watching(), waits.watching(), hang.watching():
                 if (text := unused_words(self.settings)) is not None:
-                    self._warn(text)
+                    self._notices.warn(text)
                 if self._died:
-                    self._warn(self._died)
+                    self._notices.warn(self._died)
                 if point is not None:
                     self._say_what_changed(point)
                     try:
@@ -213,7 +199,7 @@ class Runner:
                 try:
                     self.recorder.event(kind, text)
                 finally:
-                    close_tracking(self._tracking, status, self.recorder, self.progress.note, patience=5.0)
+                    close_tracking(self._watches.tracking, status, self.recorder, self.progress.note, patience=5.0)
                 self.recorder.run_record(status=status, ledger=self.recorder.ledgers)
                 self.recorder.curve()
         self._checkpoints.give_up()
@@ -229,69 +215,74 @@ class Runner:
             self.recorder.event("checkpoint", f"the last one could not be written: {error}")
 
     def _run_program(self, execution: Execution, resume: ResumePoint | None) -> None:
-        kinds = {w["name"]: w["kind"] for w in self.settings.graphs[self._position.number]["workers"]}
-        opening = {n: kinds.get(n, "to be copied") for n in execution.workers}  # of=NAME opens what is not called
-        self.progress.opening(execution.program, opening, str(self._out))
-        self._position.enter(execution)
-        new = [name for name in execution.workers if name not in self.executor.workers]
-        workers = {name: self._open(name, self.executor.open) for name in execution.workers}
-        if resume is None:
-            self._begin_with_checkpoint(new)
-        followers = execution.scheme.setup.followers
-        server = ", the copy that generates,"
-        servers = {name: self._open(name, self.executor.open_server, server) for name in execution.servers}
-        self._compare_tokenizers(execution)
-        for other in self._evaluated_in(self._position.number):
-            for name in other.workers:
-                self._open(name, self.executor.open)
-            for name in other.servers:
-                self._open(name, self.executor.open_server, server)
-            self._compare_tokenizers(other)
-        self.executor.start_program(execution.workers, resumed=resume is not None)
-        for name in () if resume is not None else {**followers, **servers}:
-            version = workers[name].read_version()  # what the program before has updated is published
-            if name in servers and servers[name].version != version:
-                self.executor.install(name, version)
+        self._open(execution, resumed=resume is not None)
         self._services.failed.reset()
         if self._replay is not None and self._replay.program == self._position.number:
             after = resume.calls if resume is not None else 0
             execution = execution.in_order(self._replay.begun, self._replay.taken, after=after)
-        session = Running(
-            execution,
-            self._position.number,
-            self.settings.seed,
-            executor=self.executor,
-            journal=self.journal,
-            hooks=Hooks(
-                commit=lambda step: self._commit(execution, step),
-                note=lambda step: self.recorder.note(self._labels[self._position.number], step),
-                checkpoint=self._checkpoints.take,
-                marks=self._position.marks,
-                due=self._checkpoints.is_due,
-                stop=lambda: self._stop.asked or self._replayed,
-                sampled=self.recorder.sampled,
-                settle=self._services.failed.settle,
-                not_finite=self._keep_not_finite,
-                take_sampled=self._find_take_sampled(),
-                not_kept=self._tell_not_kept,
-                evaluations=self._evaluations.due if self._trained[self._position.number] else lambda *_: (),
-                evaluate=self._evaluate,
-                looks=self._early.begin,
-                enough=self._is_enough,
-            ),
-            resume=resume,
-            same=self.settings.inputs.same(self._position.number),
-            lengths=self.settings.inputs.free_lengths(self._position.number),
-        )
+        session = self._begin_session(execution, resume)
         steps = execution.parameters.get("steps")
         self.progress.start(execution.program, steps if isinstance(steps, int) else None, resume.steps if resume else 0)
         self.recorder.restart_clock()
-        wait, can_go_on = True, False
-        self._session = session
+        can_go_on = self._execute(session, execution)
+        self._leave(session, execution, can_go_on=can_go_on)
+
+    def _open(self, execution: Execution, *, resumed: bool) -> None:
+        """Open what a program needs, in view of who looks at the run."""
+        kinds = {w["name"]: w["kind"] for w in self.settings.graphs[self._position.number]["workers"]}
+        opening = {n: kinds.get(n, "to be copied") for n in execution.workers}  # of=NAME opens what is not called
+        self.progress.opening(execution.program, opening, str(self._out))
+        self._position.enter(execution)
+        trains = self._trained[self._position.number]
+        open_workers(
+            execution,
+            [each.execution for each in self.settings.evaluations] if trains else [],
+            self.executor,
+            self._activity.opening,
+            resumed=resumed,
+            begun_with=self.settings.checkpoint,
+        )
+
+    def _begin_session(self, execution: Execution, resume: ResumePoint | None) -> Running:
+        """Return the session of a program, which tells this run what becomes of it."""
+        number = self._position.number
+        hooks = Hooks(
+            commit=self._commit,
+            note=lambda step: self.recorder.note(self._labels[number], step),
+            checkpoint=self._checkpoints.take,
+            marks=self._position.marks,
+            due=self._checkpoints.is_due,
+            stop=lambda: self._stop.asked or self._replayed,
+            sampled=self.recorder.sampled,
+            settle=self._services.failed.settle,
+            not_finite=self._keep_not_finite,
+            take_sampled=self._take_sampled(number),
+            not_kept=partial(self._notices.tell_once, "not kept"),
+            evaluations=self._evaluations.due if self._trained[number] else lambda *_: (),
+            evaluate=self._evaluate,
+            looks=self._watches.early.begin,
+            enough=partial(self._watches.is_enough, self._labels[number]),
+        )
+        return Running(
+            execution,
+            number,
+            self.settings.seed,
+            executor=self.executor,
+            journal=self.journal,
+            hooks=hooks,
+            resume=resume,
+            same=self.settings.inputs.same(number),
+            lengths=self.settings.inputs.free_lengths(number),
+        )
+
+    def _execute(self, session: Running, execution: Execution) -> bool:
+        """Run a program to its end. Returns whether a checkpoint is there from which it could be made longer."""
+        wait = True
+        self._activity.session = session
         try:
             with sessions.using(session):
                 execution.fn(**execution.parameters)
-                can_go_on = session.finish()
+                return session.finish()
         except Interrupted:
             self._checkpoints.wait()
             raise
@@ -299,38 +290,22 @@ class Runner:
             wait = False
             raise
         finally:
-            self._session, self._since = None, time.monotonic()
+            self._activity.end_program()
             session.close(wait)
+
+    def _leave(self, session: Running, execution: Execution, *, can_go_on: bool) -> None:
+        """Record what a program came to, and take the checkpoint of its end."""
         label = self._labels[self._position.number]
         self.recorder.ledgers[label] = session.end_ledger()
+        self._watches.end_program(label)
         mine = self.recorder.latest[label]
-        if (text := stalled(mine, ended=True)) is not None:
-            self._warn(f"{label}: {text}")
-        self._tell_unseen_metrics()
         self._position.leave(execution, mine[-1] if mine else {})
         if can_go_on:
             self._checkpoints.end_program()
         else:
             self._checkpoints.take(Point(None, {}, self._position.marks()))
 
-    def _open(self, name: str, do: Callable[[str], Any], what: str = "") -> Any:
-        """Open a worker; who looks at the run meanwhile is told that it waits for that."""
-        self._opening, self._since = f"worker '{name}'{what}", time.monotonic()
-        try:
-            return do(name)
-        finally:
-            self._opening, self._since = "", time.monotonic()
-
-    def _compare_tokenizers(self, execution: Execution) -> None:
-        """Raise ModelError, with the line, where a call would read ids that another tokenizer made."""
-        for read in execution.readings:
-            mine, theirs = (vocabulary(self.executor.tokenizer(said)) for said in (read.reader, read.maker))
-            if mine and theirs and mine != theirs:
-                error = other_ids(read.title, read.column, read.other, read.own)
-                error.at = read.at
-                raise error
-
-    def _commit(self, execution: Execution, step: Step) -> None:
+    def _commit(self, step: Step) -> None:
         self._lock.check()
         self._checkpoints.look()
         self._position.settle_in()
@@ -340,15 +315,8 @@ class Runner:
                 tokenizer = self.executor.tokenizer(None)
         label = self._labels[self._position.number]
         lines = self.recorder.commit(label, step, tokenizer)
-        for line in lines:
-            self._checkpoints.score.note(line)
-            self._early.note(line, step.number + 1)
         self.recorder.note_memory(label, step.number, self.executor.memory())
-        rang = self._health.gap_alarm.rang
-        for kind, text in self._health.look(label, lines[-1], step, self.recorder.latest[label]):
-            self.recorder.event(kind, text)
-            self.progress.note(text)
-        if self._health.gap_alarm.rang and not rang:
+        if self._watches.look(label, lines, step):
             self._checkpoints.overdue = True  # with the weights that the next rows are sampled with, for flowrl gap
             self.progress.note(f"look for the cause when the next step is done: flowrl gap {self._out}")
         self._losses.note_step()
@@ -358,31 +326,18 @@ class Runner:
             settle(step.number)
         self.progress.step(lines[-1], step.timings)
 
-    def _evaluated_in(self, stage: int) -> list[Execution]:
-        """Return the programs that are run between the steps of one of the run."""
-        return [each.execution for each in self.settings.evaluations] if self._trained[stage] else []
-
     def _evaluate(self, name: str, done: int, calls: int) -> None:
         """Run a program between two steps, of which so many are done, and record what it came to."""
-        outer = self._session
+        outer = self._activity.session
         assert outer is not None, "an evaluation is between the steps of a program"
 
         def during(session: Running | None) -> None:
-            self._session = session or outer
+            self._activity.session = session or outer
 
-        hooks = Hooks(
-            commit=lambda step: None,
-            note=lambda step: None,
-            checkpoint=lambda point: None,
-            marks=dict,
-            due=lambda step: False,
-            stop=lambda: False,
-            sampled=lambda step: 0,
-            settle=self._services.failed.settle,
-            not_finite=self._keep_not_finite,
-        )
         self.recorder.restart_clock()
-        found = self._evaluations.run(name, outer, calls, hooks, during)
+        found = self._evaluations.run(
+            name, outer, calls, during, settle=self._services.failed.settle, not_finite=self._keep_not_finite
+        )
         self._lock.check()
         self._position.settle_in()
         tokenizer = None
@@ -394,128 +349,19 @@ class Runner:
         (line,) = self.recorder.commit(label, step, tokenizer, groups=self.settings.trajectories)
         self.recorder.ledgers[label] = dict(found.ledger)
         self.recorder.note_memory(label, done, self.executor.memory())
-        self._checkpoints.score.note(line)
-        self._early.note_settled(line, done)
         self.progress.evaluated(line)
-        self._tell_unseen_metrics()
+        self._watches.look_at_evaluation(line, done)
         self.recorder.restart_clock()
 
-    def _is_enough(self, opened: int) -> bool:
-        """Whether a loop ends after so many steps, as it does not get better."""
-        enough = self._early.is_enough(opened)
-        if enough:
-            text = f"{self._labels[self._position.number]} after {opened} steps: {self._early.in_words()}"
-            self.recorder.event("stopped early", text)
-            self.progress.note(f"stopped early: {text}")
-        return enough
-
-    def _tell_unseen_metrics(self) -> None:
-        """Warn of a metric that a run is to go by, and that no line has."""
-        lines = [line for some in self.recorder.latest.values() for line in some]
-        for option, metric in (("keep-best", self._checkpoints.score.metric), ("stop-when", self._early.metric)):
-            text = unseen_metric(option, metric, lines)
-            if text is not None and option not in self._unseen:
-                self._unseen.add(option)
-                self._warn(text)
-
-    def _tell_not_kept(self, text: str) -> None:
-        """Say once why checkpoints have no variables of a program, which makes a resume slower."""
-        if text not in self._not_kept:
-            self._not_kept.add(text)
-            self.recorder.event("not kept", text)
-            self.progress.note(text)
-
-    def _begin_with_checkpoint(self, names: Sequence[str]) -> None:
-        """Give workers that were just opened their state in the checkpoint of another run."""
-        folder = self.settings.checkpoint
-        if folder is not None:
-            saved = checkpoint.load_manifest(folder, reopened=True)["stamps"]
-            for name in names:
-                if name in saved:
-                    checkpoint.load_worker(folder, name, self.executor.open(name))
-
-    def _rewind(self, seen: Mapping[str, Any] | None) -> None:
-        """Have what looks at the lines of metrics go back to where those end that are left."""
-        if seen is not None:
-            self._tracking.restore(seen["tracking"])
-            self._health.restore(seen["health"])
-            self._early.restore(seen.get("stop", {}))
-        else:
-            self._early.begin()
-            self._tracking.rewind(self.recorder.metrics())
-            self._health.rewind(self.recorder.metrics())
-        self._checkpoints.score.rewind()
-
     def _keep_not_finite(self, call: Call, rows: Any) -> None:
-        """Write down the rows of a call whose numbers are not finite, as far as they can be had."""
-        with suppress(FlowError):
-            rows = None if rows is None else self.executor.get(rows)
-            if isinstance(rows, Batch):
-                path = save_rows(self.settings.out, step=call.step, op=call.title, rows=rows)
-                text = f"{call.title} of step {call.step} met numbers that are not finite: its rows are in {path}"
-                self.recorder.event("not finite", text)
-                self.progress.note(text)
+        keep_not_finite(self.settings.out, self.executor, self._notices.tell, call, rows)
 
-    def _find_take_sampled(self) -> Callable[[Call, int, str, Any], Any] | None:
+    def _take_sampled(self, program: int) -> Take | None:
         """Return what is done with sampled rows: a replay may be given those of its run, and a run may keep them."""
-        out, replay, program = self.settings.out, self._replay, self._position.number
-        if replay is not None and replay.forced:
-            recorded = RecordedRows(Path(replay.run), out)
-
-            def take(call: Call, part: int, node: str, rows: Any) -> Any:
-                sampled = self.executor.get(rows)
-                return self.executor.put(recorded.take(program, node, call.step, call.index, part, sampled))
-
-            return take
-        if replay is not None or not self.settings.keep_sampled:
-            return None
-        kept = SampledRows(out)
-
-        def keep(call: Call, part: int, node: str, rows: Any) -> Any:
-            kept.write(program, call.index, part, self.executor.get(rows))
-            return rows
-
-        return keep
-
-    def _waits(self) -> tuple[Mapping[str, Any], float]:
-        """What the run waits for now, and for how long nothing has happened: asked by a thread of its own."""
-        session = self._session
-        if session is not None:
-            return session.waits()
-        waits = {"opening": self._opening, "ranks": self.executor.unanswered()}
-        return waits, time.monotonic() - self._since
-
-    def _hang_watch(self, waits: WaitNotes) -> HangWatch:
-        """What ends the run once nothing goes on any more; where a debugger works, nothing does."""
-        first, out = self.executions[0], self.settings.out
-
-        def story() -> WaitStory:
-            waits.write()
-            return wait_story(out)
-
-        def end(error: Stalled) -> None:
-            if (session := self._session) is not None:
-                session.break_off(error)
-            self._stop.end_with(error)
-
-        return HangWatch(
-            0.0 if first.runtime == "eager" else first.plan.pipeline.hang,
-            events=self._events,
-            signs=self._signs,
-            story=story,
-            end=end,
-        )
-
-    def _events(self) -> tuple[float, ...]:
-        """What changes with each event that the driver knows of; asked by a thread of its own."""
-        session = self._session
-        return (self._since, self._position.number, -1 if session is None else session.events)
-
-    def _signs(self) -> Signs:
-        """What shows that the run goes on; asked by a thread of its own."""
-        session = self._session
-        own = session is not None and session.dispatcher.runs_own_ops_alone()
-        return Signs(self._events(), self.executor.headway(), own)
+        out, replay = self.settings.out, self._replay
+        if replay is not None:
+            return take_recorded(out, self.executor, program, Path(replay.run)) if replay.forced else None
+        return keep_sampled(out, self.executor, program) if self.settings.keep_sampled else None
 
     def _say_what_changed(self, point: Continuation) -> None:
         if self._replay is None:  # which has a report of its own
@@ -562,7 +408,7 @@ class Runner:
 
     def _end(self, status: str, digest: str | None) -> Outcome:
         out = self._out
-        close_tracking(self._tracking, status, self.recorder, self.progress.note)
+        close_tracking(self._watches.tracking, status, self.recorder, self.progress.note)
         self.recorder.curve()
         ledgers = self.recorder.ledgers
         self.recorder.run_record(status=status, ended=time.time(), ledger=ledgers, **self.executor.record())
@@ -571,13 +417,3 @@ class Runner:
         self.executor.close()
         stopped = self._stop.status if status == "interrupted" else 0
         return Outcome(status, out, digest, tuple(self._position.finished), stopped)
-
-    def _is_new(self, raised: Raised) -> bool:
-        """Whether no other rank and no other step has told of a warning of Python's, and there were not too many."""
-        return len(self._raised) < WARNINGS and self._raised.setdefault(raised.key, raised) is raised
-
-    def _warn(self, text: str) -> None:
-        if isinstance(text, Raised) and not self._is_new(text):
-            return
-        self.recorder.event("warning", text)
-        self.progress.note(text)

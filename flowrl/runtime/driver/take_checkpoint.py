@@ -12,8 +12,7 @@ from ..storage.checkpoints.background_writer import CheckpointWriter
 from ..storage.disk import size
 from ..storage.recorder import Recorder
 from ..values.step_records import Point
-from .best_step import Score
-from .monitoring.gap_alarm import GapAlarm
+from .metric_watches import MetricWatches
 from .run_position import RunPosition
 from .run_settings import Settings
 
@@ -30,16 +29,15 @@ class Checkpoints:
         executor: Executor,
         recorder: Recorder,
         position: RunPosition,
-        alarm: GapAlarm,
+        watches: MetricWatches,
         *,
         check: Callable[[], None],
         warn: Callable[[str], None],
     ) -> None:
         self._settings, self._executor, self._recorder = settings, executor, recorder
-        self._position, self._alarm, self._check, self._warn = position, alarm, check, warn
+        self._position, self._watches, self._check, self._warn = position, watches, check, warn
         self._folder = settings.out / "checkpoints"
         self._writer = CheckpointWriter(self._folder, check, keep=settings.keep_last, best=bool(settings.keep_best))
-        self.score = Score(settings.keep_best)
         self._waits = False  # whether it was told that there is no memory to write them in the background
         self.overdue = False  # one was lost with a rank that was writing it, or the gap alarm asks for one
         self.asked: dict[str, Any] = {}
@@ -66,13 +64,13 @@ class Checkpoints:
             "run": self._recorder.record.get("id"),
             "record": {**self._recorder.record, **self.asked, "checkpoints": True},
         }
-        if (score := self.score.take()) is not None:
+        if (score := self._watches.score.take()) is not None:
             manifest["best"] = score
 
         def capture(after: int) -> checkpoint.Begun:
             return self._executor.capture(self._folder, manifest, point.live, after=after)
 
-        if self._alarm.rang and point.record is not None:
+        if self._watches.health.gap_alarm.rang and point.record is not None:
             self._recorder.keep_rows(point.record["steps"])
         lacking = self._writer.begin(capture, self._note_written)
         self.overdue = False

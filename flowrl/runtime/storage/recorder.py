@@ -4,42 +4,35 @@ from __future__ import annotations
 
 import json
 import math
-import platform
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from importlib import import_module, metadata
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from ...batch import Batch, Column
+from ...batch import Batch
 from ...errors import LONGEST, At, cut
-from ...graph.tracing.log_names import Logged, Names
-from ...marks import unlike
-from ...placement.backends import packages
+from ...graph.tracing.log_names import Names
 from ...placement.cost.group_correlation import correlation
-from ...workers.engine import Published
-from ..values.call import outcome
 from ..values.process_memory import ProcessMemory
 from ..values.step_records import Step, Timing
 from .digest_lines import begun_line, digest_lines
-from .disk import hexadecimal, writing
+from .disk import hexadecimal
 from .jsonl import Lines, part_checksum
 from .keep_tokenizer import keep_tokenizer
+from .metric_lines import metric_lines, publish_numbers
+from .reward_curve import draw_curve
 from .run_record import last_records, records_within, write_record
-from .traffic import length_quantiles, spread
+from .traffic import spread
 
 STREAMS = ("metrics", "timeline", "traffic", "memory", "digests", "ledger", "trajectories", "events")
-SOURCES = 50  # whose rewards are told apart
 LATEST = 64  # lines of metrics of a program that are at hand; the others are in the file alone
-BESIDE_REFERENCE = ("response_mask", "rollout_logprobs", "ref_logprobs")
 _NOTHING: Mapping[Any, Any] = MappingProxyType({})
 WHERE = ("program", "step", "key")  # of what a row of trajectories is; a column of that name is batch.NAME there
 _as_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
-PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "peft", "ray")
 
 
 class Recorder:
@@ -75,30 +68,8 @@ class Recorder:
         """Write a step's lines; returns its lines of metrics. ``groups``: of whose rows; None goes by the step."""
         now = time.perf_counter()
         seconds, self._last = now - self._last, now
-        lines = self._numbers(program, step)
+        lines = metric_lines(program, step, seconds, Names(self._meanings.setdefault(program, {})))
         for line in lines:
-            line["seconds"] = round(seconds / len(lines), 6)
-            for name, (tokens, responses) in step.sampled.items():
-                if not tokens:
-                    continue
-                before = f"{name}/" if name else ""
-                line[f"{before}response_length"] = tokens / responses
-                for part, length in length_quantiles(step.lengths.get(name, ())).items():
-                    line[f"{before}response_length_{part}"] = length
-                if name in step.cut_off:
-                    line[f"{before}response_truncated"] = step.cut_off[name] / responses
-                line[f"{before}tokens_per_second"] = round(tokens / max(seconds, 1e-9), 1)
-            if line is lines[-1]:
-                _add_gaps(line, step.gaps)
-                _add_measures(line, step.updates)
-                _add_sources(line, step.sourced)
-                _add_reference(line, step.beside_reference)
-                line |= {"rows_skipped": step.skipped} if step.skipped else {}
-                line |= {f"{node}/decode_slots_used": slots.share for node, slots in step.slots.items()}
-                for node, episodes in step.episodes.items():
-                    line |= {f"{node}/{name}": value for name, value in episodes.metrics().items()}
-                for title, told in step.published.items():
-                    line |= {f"{title}/{name}": value for name, value in _proved(told).items()}
             self.write("metrics", line)
             self.latest[program].append(line)
         self.note(program, step)
@@ -124,7 +95,7 @@ class Recorder:
             if timing.longest:
                 said |= {"prompt": timing.prompt, "longest": timing.longest, "context": timing.context}
             if timing.published is not None:
-                said |= _proved(timing.published)
+                said |= publish_numbers(timing.published)
             timeline.append(where | said | {"call": timing.call, "piece": timing.chunk} | self._waited(timing))
         self.write_all("timeline", timeline)
         traffic = step.traffic
@@ -160,23 +131,6 @@ class Recorder:
         now = round(time.perf_counter() - self._zero, 6)
         processes = {name: found.to_json() for name, found in memory.items()}
         self.write("memory", {"program": program, "step": step, "time": now, "processes": processes})
-
-    def _numbers(self, program: str, step: Step) -> list[dict[str, Any]]:
-        """A line for each number of a step that was logged: between steps a program may count by itself.
-
-        Raises ProgramError where two numbers have one name.
-        """
-        lines: dict[Any, dict[str, Any]] = {}
-        names = Names(self._meanings.setdefault(program, {}))
-        for said, values in step.logs:
-            number = _number(said)
-            line = lines.setdefault(number, {"program": program, "step": number})
-            for item in values:
-                for name, value in _flat(item).items():
-                    if (error := names.add(number, name, item.of, item.at)) is not None:
-                        raise error
-                    line[name] = _number(value)
-        return list(lines.values()) or [{"program": program, "step": step.number}]
 
     def sampled(self, step: int) -> int:
         """How many prompt groups of a step are written down as trajectories."""
@@ -290,105 +244,12 @@ class Recorder:
 
     def curve(self) -> Path | None:
         """Draw reward over steps to reward.png; None when nothing called reward was logged."""
-        lines = curves(self.metrics())
-        if not lines:
-            return None
-        import matplotlib as mpl
-
-        mpl.use("Agg")
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(7, 4), layout="constrained")
-        axes = figure.add_subplot()
-        for title, xs, ys in lines:
-            axes.plot(xs, ys, alpha=0.3, linewidth=1)
-            axes.plot(xs, _smooth(ys), color=axes.lines[-1].get_color(), label=f"{title} (mean of {_window(ys)} steps)")
-        axes.set_xlabel("step")
-        axes.set_ylabel("reward")
-        axes.grid(alpha=0.3)
-        axes.legend()
-        path = self.folder / "reward.png"
-        with writing(path):
-            figure.savefig(path, dpi=120)
-        return path
-
-
-def curves(history: Iterable[Mapping[str, Any]]) -> list[tuple[str, list[int], list[float]]]:
-    """Title, steps and rewards of each line of a reward curve: one for each loop of a program, as each counts anew."""
-    found: list[tuple[str, list[int], list[float]]] = []
-    by_program: dict[str, list[tuple[list[int], list[float]]]] = {}
-    for line in history:
-        loops, reward = by_program.setdefault(line["program"], []), line.get("reward")
-        if not isinstance(reward, (int, float)) or not math.isfinite(reward):
-            continue
-        if not loops or line["step"] <= loops[-1][0][-1]:
-            loops.append(([], []))
-        loops[-1][0].append(line["step"])
-        loops[-1][1].append(reward)
-    for program, loops in by_program.items():
-        titles = [program if len(loops) == 1 else f"{program}, loop {number}" for number in range(1, len(loops) + 1)]
-        found += [(title, *loop) for title, loop in zip(titles, loops, strict=True) if len(loop[0]) > 1]
-    return found
+        return draw_curve(self.folder / "reward.png", self.metrics())
 
 
 def first_groups(rows: Any, count: int) -> Any:
     """All rows of the first ``count`` prompts of a batch, in its order."""
     return rows.take(sorted(i for group in rows.groups()[:count] for i in group))
-
-
-def _proved(told: Published) -> dict[str, float]:
-    """What an engine has told of a publish, as files have it."""
-    seconds = {"load_seconds": round(told.load, 6), "proof_seconds": round(told.proof, 6)}
-    return seconds | {"probe_gap": told.gap, "probe_rows": told.rows}
-
-
-def _add_gaps(line: dict[str, Any], gaps: Mapping[str, Mapping[str, float]]) -> None:
-    """Add the gaps of a step's updates to its line, under their calls, where the program has not logged them."""
-    logged = {value for name, value in line.items() if name.rpartition("/")[2] == "gap_mean"}
-    for node, gap in gaps.items():
-        if gap["gap_tokens"] and gap["gap_mean"] not in logged:
-            line |= {f"{node}/{name}": value for name, value in gap.items()}
-
-
-def _add_measures(line: dict[str, Any], updates: Mapping[str, Mapping[str, float]]) -> None:
-    """Add what a step's updates have measured, under their calls, where the program has not logged their metrics."""
-    logged = {value for name, value in line.items() if name.rpartition("/")[2] == "repetition"}
-    norms = {value for name, value in line.items() if name.rpartition("/")[2] == "grad_norm"}
-    for node, update in updates.items():
-        if not (update["repetition"] in logged and update["grad_norm"] in norms):
-            line |= {f"{node}/{name}": value for name, value in update.items()}
-
-
-def _add_sources(line: dict[str, Any], rows: Any) -> None:
-    """Add the mean reward of the rows of each source, as ``reward/math``, where the program has not logged it.
-
-    So with each reward that has a name of its own: ``reward/correct``.
-    """
-    found: dict[str, list[float]] = {}
-    if not rows:
-        return
-    for name in rows.fields:
-        if name not in ("rewards", "source"):
-            found[f"reward/{name}"] = [float(x) for x in rows[name].to_list() if isinstance(x, (int, float))]
-    for source, reward in (
-        zip(rows["source"].to_list(), rows["rewards"].to_list(), strict=True) if "source" in rows else ()
-    ):
-        found.setdefault(f"reward/{source}", []).append(reward)
-    for name in [name for name, rewards in found.items() if rewards][:SOURCES]:
-        line.setdefault(name, sum(found[name]) / len(found[name]))
-
-
-def _add_reference(line: dict[str, Any], rows: Any) -> None:
-    """Add how far the policy that sampled is from the reference, KL(policy, reference) by the estimator k3, where the
-    program has logged no such number."""
-    logged = {name.rpartition("/")[2] for name in line} & {"kl", "ref_kl"}
-    if rows is None or logged or unlike("ref_kl", {n: rows[n].marks for n in BESIDE_REFERENCE[1:]}) is not None:
-        return
-    mask, sampled, reference = (rows[name].values for name in BESIDE_REFERENCE)
-    if mask.any():
-        from ...rl.math.kl import estimate
-
-        line["ref_kl"] = float(estimate(sampled[mask].double(), reference[mask].double(), "k3").mean())
 
 
 def _seen_by_key(seen: Mapping[int, Sequence[Mapping[str, Any]]]) -> dict[Any, dict[str, Any]]:
@@ -405,42 +266,6 @@ def _failed(marked: Batch, rows: Batch) -> Batch:
     there = set(rows.keys)
     failed = marked["failed"].to_list()
     return marked.take([i for i, key in enumerate(marked.keys) if failed[i] and key not in there])
-
-
-def versions() -> dict[str, str]:
-    """Versions of Python and the packages that decide a result."""
-    found = {"python": platform.python_version(), "flowrl": import_module("flowrl").__version__}
-    for name in (*PACKAGES, *packages()):
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-def _window(values: list[float]) -> int:
-    return max(1, min(20, len(values) // 5))
-
-
-def _smooth(values: list[float]) -> list[float]:
-    width = _window(values)
-    return [sum(values[max(0, i - width + 1) : i + 1]) / min(i + 1, width) for i in range(len(values))]
-
-
-def _flat(item: Logged) -> dict[str, Any]:
-    """Metrics are spread into their entries; ``critic=metrics`` gives ``critic/loss``."""
-    plain = outcome(item.value.ref) if hasattr(item.value, "ref") else item.value
-    if isinstance(plain, Mapping):
-        entries: Mapping[str, Any] = plain  # type: ignore[assignment]
-        return {item.under(name): value for name, value in entries.items()}
-    return {item.name: plain}
-
-
-def _number(value: Any) -> Any:
-    value = outcome(value.ref) if hasattr(value, "ref") else value
-    if isinstance(value, Column):
-        return value.mean()
-    return value.item() if hasattr(value, "item") else value
 
 
 def _text(line: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ from ...graph.script.reachable_code import digest, plain_text, reached
 from ...graph.tracing.trace_records import HandleLike, Traced
 from ...lowering.lower import Execution
 from ..values.values_in_records import spelled
-from .recorder import versions
+from .package_versions import versions
 
 ENVIRONMENT = ("OMP_NUM_THREADS", "PYTHONHASHSEED", "CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE")
 _SECRET = ("key", "token", "secret", "password")

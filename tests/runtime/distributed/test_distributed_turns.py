@@ -6,7 +6,7 @@ import pytest
 from direct import run_direct
 from flows import module_of
 
-from flowrl.placement.cost.calibrated_costs import calibrate
+from flowrl.placement.cost.calibrate_run import calibrate
 from flowrl.placement.plan.plan import Place, Plan
 from flowrl.schedule.events import Memory
 

@@ -245,12 +245,12 @@ def trajectories(out: Path) -> list[dict]:
 
 
 def test_ranks_that_the_cluster_has_no_room_for_are_named(cluster, monkeypatch):
-    from flowrl.runtime.distributed.ray import start_ranks
+    from flowrl.runtime.distributed.ray import cluster_room
 
-    monkeypatch.setattr(start_ranks, "SECONDS_TO_PLACE", 0.1)
-    pool = start_ranks.PoolOfRanks("train", tuple(range(99)))
+    monkeypatch.setattr(cluster_room, "SECONDS_TO_PLACE", 0.1)
+    pool = cluster_room.PoolOfRanks("train", tuple(range(99)))
     with pytest.raises(RunError, match="the cluster has no room for pool 'train': 99 ranks of 1 CPU"):
-        start_ranks.RayRanks([pool], address="auto")._placed(pool)
+        cluster_room.ClusterRoom([pool], "auto").reserve(pool)
 
 
 def test_user_code_that_fails_on_a_rank_is_told_with_the_users_line(cluster, tmp_path):
@@ -333,7 +333,7 @@ def test_an_environment_on_the_ranks_of_its_policy(cluster, tmp_path):
 def test_the_modules_that_go_to_ranks_by_value_are_the_users(flow):
     """Those that are installed, and flowrl wherever it lies, are imported there; shipped scripts are the users' too."""
     from flowrl.graph.script.site import is_shipped
-    from flowrl.runtime.distributed.ray.start_ranks import own_modules
+    from flowrl.runtime.distributed.ray.own_modules import own_modules
 
     names = {module.__name__ for module in own_modules() if not is_shipped(str(module.__file__))}
     assert "stale_flow" in names

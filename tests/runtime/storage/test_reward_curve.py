@@ -1,6 +1,6 @@
 """The lines of a reward curve."""
 
-from flowrl.runtime.storage.recorder import curves
+from flowrl.runtime.storage.reward_curve import curves
 
 
 def test_each_loop_of_a_program_is_a_line_of_its_own():

@@ -1,0 +1,126 @@
+"""Room for ranks on a cluster, joined or started here: a placement group for each pool, and for each late rank."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.util.placement_group import placement_group, remove_placement_group
+
+from ....errors import RunError, UsageError
+from .group_signals import deaf
+from .private_ray import PrivateRay
+from .ray_head import end_head
+
+RESOURCE = "flowrl_rank"  # of a cluster that is started here: one for each rank on a CPU
+SECONDS_TO_PLACE = 600.0
+
+
+@dataclass(frozen=True)
+class PoolOfRanks:
+    """The ranks of one pool, and how many GPUs each has: ``PoolOfRanks("train", (0, 1), gpus=1)``.
+
+    ``least``: how many of them have to be there; 0 are all.
+    """
+
+    name: str
+    ranks: tuple[int, ...]
+    gpus: int = 0
+    least: int = 0
+
+    @property
+    def bundle(self) -> dict[str, float]:
+        """What one of them takes of the cluster."""
+        if self.gpus:
+            return {"CPU": 1, "GPU": 1}
+        return {"CPU": 1, RESOURCE: 1} if RESOURCE in ray.cluster_resources() else {"CPU": 1}
+
+
+class ClusterRoom:
+    """``ClusterRoom(pools, address)``: the cluster, and what of it the ranks of these pools take."""
+
+    def __init__(self, pools: Sequence[PoolOfRanks], address: str | None) -> None:
+        self._pools, self._address = pools, address
+        self._groups: dict[str, Any] = {}  # by pool: room for the ranks that have to be there
+        self._alone: dict[tuple[str, int], Any] = {}  # for each of the others, by pool and place
+        self._ours, self._private = False, PrivateRay()
+
+    def connect(self) -> None:
+        """Join the cluster, or start one. Raises UsageError where none answers at the address."""
+        if ray.is_initialized():
+            return
+        quiet: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
+        if self._address is not None:
+            try:
+                with deaf():
+                    ray.init(address=self._address, log_to_driver=False, configure_logging=False)
+            except (ConnectionError, RuntimeError, ValueError) as error:
+                raise UsageError(
+                    f"--address {self._address}: no Ray cluster answers there: {str(error).splitlines()[0]}",
+                    fix="Start one with 'ray start --head', or leave --address out for one on this machine. A cluster "
+                    "that asks for a token needs RAY_AUTH_MODE=token here too.",
+                ) from error
+        else:
+            count = sum(len(pool.ranks) for pool in self._pools)
+            os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+            cores = max(count + 1, os.cpu_count() or 1)
+            quiet |= self._private.open()
+            try:
+                with deaf():
+                    ray.init(address="local", num_cpus=cores, resources={RESOURCE: count}, **quiet)
+            except BaseException:
+                self._private.close()
+                raise
+        self._ours = True
+
+    def reserve(self, pool: PoolOfRanks) -> None:
+        """Take room for all ranks of a pool that have to be there, at once. Raises RunError where there is none."""
+        bundle, count = pool.bundle, pool.least or len(pool.ranks)
+        group = placement_group([bundle] * count, strategy="PACK", name=f"flowrl-{pool.name}-{os.getpid()}")
+        if not group.wait(SECONDS_TO_PLACE if self._address else 60):
+            have = {k: v for k, v in ray.cluster_resources().items() if k in ("CPU", "GPU", RESOURCE)}
+            remove_placement_group(group)
+            raise RunError(
+                f"the cluster has no room for pool '{pool.name}': {count} ranks of {_said(bundle)}.",
+                have=_said(have),
+                fix="Wait until others are done, add nodes, or give the pool fewer devices.",
+            )
+        self._groups[pool.name] = group
+
+    def ask(self, pool: PoolOfRanks, place: int) -> None:
+        """Ask for room for one more rank of a pool, which may come later."""
+        self._alone[pool.name, place] = placement_group([pool.bundle], name=f"flowrl-{pool.name}-{place}")
+
+    def of(self, pool: PoolOfRanks, place: int) -> tuple[Any, int]:
+        """Return the placement group of a rank of a pool, and its number there."""
+        alone = self._alone.get((pool.name, place))
+        return (self._groups[pool.name], place) if alone is None else (alone, 0)
+
+    def is_there(self, pool: PoolOfRanks, place: int, seconds: float) -> bool:
+        """Whether there is room for a rank, within so many seconds."""
+        return self.of(pool, place)[0].wait(seconds)
+
+    def abandon(self) -> None:
+        """The cluster is lost: end what is left of it here, which would wait for what is gone."""
+        end_head()
+        self._private.close()
+        self._groups.clear()
+
+    def release(self) -> None:
+        """Give the room back, and end the cluster if it was started here."""
+        for group in (*self._groups.values(), *self._alone.values()):
+            with suppress(Exception):
+                remove_placement_group(group)
+        self._groups.clear()
+        if self._ours:
+            ray.shutdown()
+            self._private.close()
+            self._ours = False
+
+
+def _said(resources: Mapping[str, float]) -> str:
+    return ", ".join(f"{v:g} {k}" for k, v in sorted(resources.items())) or "nothing"
