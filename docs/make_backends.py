@@ -44,7 +44,9 @@ TRAITS: dict[str, Callable[[Backend], Any]] = {
     "axes that a run has": lambda row: (
         _words(row.axes if row.run_axes is None else row.run_axes) if row.built else False
     ),
-    "a run refuses it on GPUs": lambda row: row.cpu_alone or ("with " + _words(row.cpu_axes) if row.cpu_axes else False),
+    "a run refuses it on GPUs": lambda row: (
+        row.cpu_alone or ("with " + _words(row.cpu_axes) if row.cpu_axes else False)
+    ),
     "a model over several ranks": lambda row: row.collective,
     "takes new weights by": lambda row: _words(row.publishes),
     "log-probabilities of what it samples": lambda row: _words(row.logprobs),
