@@ -1,0 +1,89 @@
+"""A run whose episodes overlapped steps, and went on under weights that were published meanwhile, is done again bit for bit:
+the episodes come from its journal, and all else sees the weights that it saw."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from flows import module_of
+
+from flowrl.cli import main
+
+PLAN = """
+pools: {{train: {{device: cpu}}, rollout: {{device: cpu}}, games: {{device: cpu}}}}
+place:
+  actor: {{train: {{pool: train}}, generate: {{pool: rollout}}}}
+  game: {{pool: games}}
+pipeline: {{staleness: {}, publish: {}}}
+"""
+
+
+def played(out: Path, staleness: int, publish: str, *, within: bool = True, **parameters: bool) -> Path:
+    """A run; ``within``: its publishes come in the middle of turns."""
+    plan, module = out.with_suffix(".yaml"), module_of("beside_flow")
+    plan.write_text(PLAN.format(staleness, publish))
+    how = {"quiet": True, "save_models": False, "checkpoint_every": 3, "keep_sampled": True}
+    with pytest.MonkeyPatch.context() as patched:
+        if within:
+            module.publishes_within_turns(patched, staleness)
+        every = {"trajectories": 9, "trajectories_every": 1}
+        module.flow.run(out=out, plan=str(plan), parameters={"beside": parameters}, **every, **how)
+    return out
+
+
+def lines(run: Path, name: str) -> list[dict]:
+    return [json.loads(line) for line in (run / f"{name}.jsonl").read_text().splitlines()]
+
+
+def mixed(run: Path) -> list[tuple[int, set[int]]]:
+    """The versions of rows that have several, with their steps; those of observed tokens do not count."""
+    found = []
+    for row in lines(run, "trajectories"):
+        pairs = zip(row["versions"], row["response_mask"], strict=True)
+        if len(versions := {version for version, sampled in pairs if sampled}) > 1:
+            found.append((row["step"], versions))
+    return found
+
+
+def begun(run: Path) -> list[list]:
+    """What the pool that samples began with, in its order."""
+    return [each[1:3] for line in lines(run, "digests") for each in line.get("begun", ())]
+
+
+@pytest.mark.parametrize(("staleness", "publish"), [(1, "interrupt"), (4, "interrupt"), (1, "continue")])
+def test_a_run_of_episodes_that_overlap_is_bitwise_equal(tmp_path, capsys, staleness, publish):
+    """All of it, a step from the checkpoint before it, one node, and with the rows that were kept."""
+    run = played(tmp_path / "run", staleness, publish)
+    assert mixed(run), "rows go on under weights that are published meanwhile"
+    keep = tmp_path / "again"
+    assert main(["replay", str(run), "--keep", str(keep)]) == 0, capsys.readouterr().out
+    assert "Bitwise equal: all 25 calls of 5 steps" in capsys.readouterr().out
+    assert mixed(keep) == mixed(run) and begun(keep) == begun(run)
+    assert lines(keep, "journal") == lines(run, "journal"), "no episode is played again"
+    assert main(["replay", str(run), "--step", "4"]) == 0, capsys.readouterr().out
+    assert "from checkpoint 000000, beside step 3" in capsys.readouterr().out
+    assert main(["replay", str(run), "--step", "1"]) == 0, "episodes of later steps are under way as it stops"
+    assert main(["replay", str(run), "--step", "4", "--node", "game.rollout"]) == 0, capsys.readouterr().out
+    assert main(["replay", str(run), "--forced"]) == 0, capsys.readouterr().out
+    assert "game.rollout was given the 20 rows of the run. It had sampled the same tokens" in capsys.readouterr().out
+
+
+def test_beside_rows_of_another_kind_and_evaluations_too(tmp_path, capsys):
+    """They take turns with episodes in the engine: how far it was with their rows is kept to."""
+    run = played(tmp_path / "run", 4, "interrupt", within=False, look=True, mix=True)
+    assert main(["replay", str(run)]) == 0, capsys.readouterr().out
+    assert "Bitwise equal: all 50 calls of 5 steps" in capsys.readouterr().out
+    assert main(["replay", str(run), "--step", "3", "--node", "actor.generate"]) == 0, capsys.readouterr().out
+
+
+def test_what_a_replay_cannot_give_is_refused_before_anything_is_opened(tmp_path, capsys):
+    """As of a record that lacks in which order the engine began with episodes and publishes."""
+    run = played(tmp_path / "run", 1, "interrupt")
+    broken = shutil.copytree(run, tmp_path / "broken")
+    text = [line for line in (run / "digests.jsonl").read_text().splitlines() if '"begun"' not in line]
+    (broken / "digests.jsonl").write_text("".join(f"{line}\n" for line in text))
+    assert main(["replay", str(broken)]) == 2
+    assert "has not recorded when its engines began with what" in capsys.readouterr().err
