@@ -11,6 +11,10 @@ import pytest
 from flows import module_of
 
 from flowrl.cli import main
+from flowrl.cli.arguments.script import load_script
+from flowrl.errors import RewardError
+
+FLOWS = Path(__file__).parents[1] / "runtime"
 
 PLAN = """
 pools: {{train: {{device: cpu}}, rollout: {{device: cpu}}, games: {{device: cpu}}}}
@@ -87,3 +91,39 @@ def test_what_a_replay_cannot_give_is_refused_before_anything_is_opened(tmp_path
     (broken / "digests.jsonl").write_text("".join(f"{line}\n" for line in text))
     assert main(["replay", str(broken)]) == 2
     assert "has not recorded when its engines began with what" in capsys.readouterr().err
+
+
+DOWN = """        with (Path(__file__).parent / "asked").open("a") as file:
+            file.write(f"{step} {turn}\\n")
+        time.sleep(0.02)
+        if step == DOWN_AT and turn:
+            raise OSError("down")
+"""
+
+
+@pytest.mark.parametrize(
+    ("staleness", "publish", "reads"),
+    [(1, "drain", False), (1, "interrupt", True), (1, "interrupt", False), (3, "interrupt", False), (3, "drain", True)],
+)
+def test_episodes_that_a_run_did_not_end_are_not_played_by_its_replay(tmp_path, capsys, staleness, publish, reads):
+    """A run whose world was down in a later step is done again up to the last step that it has recorded. That step's
+    calls are made, as rows of steps may be beside each other, and what is not in the journal is left out."""
+    text = (FLOWS / "beside_flow.py").read_text().replace("        wait(step, turn)\n", DOWN)
+    text = text.replace("DOWN_AT", str(staleness + 3))  # the steps up to 2 are recorded as it begins
+    text = text.replace("import time\n", "import time\nfrom pathlib import Path\n", 1)
+    read = "        if float(played.rewards.mean()) > 1e9:\n            return\n"
+    text = text.replace("        if mix:\n", f"{read if reads else ''}        if mix:\n")
+    script, plan, run = tmp_path / "mine.py", tmp_path / "plan.yaml", tmp_path / "run"
+    script.write_text(text)
+    plan.write_text(PLAN.format(staleness, publish))
+    with pytest.raises(RewardError, match="down"):
+        load_script(str(script)).run(
+            out=run, plan=str(plan), quiet=True, save_models=False, parameters={"beside": {"steps": 8}}
+        )
+    asked = (tmp_path / "asked").read_text()
+    done = 1 + max(line["step"] for line in lines(run, "metrics"))
+    keep = tmp_path / "again"
+    assert main(["replay", str(run), "--keep", str(keep)]) == 0, capsys.readouterr().out
+    assert f"Bitwise equal: all {(5 + reads) * done} calls of {done} steps" in capsys.readouterr().out
+    assert [line["step"] for line in lines(keep, "metrics")] == list(range(done)) and done > 2
+    assert (tmp_path / "asked").read_text() == asked, "nobody is asked"

@@ -26,7 +26,7 @@ from ..storage.failed_rows import FailedRows
 from ..storage.journal import Journal
 from ..storage.not_finite_rows import save_rows
 from ..storage.recorder import Recorder, versions
-from ..storage.replay_folder import read_replay
+from ..storage.replay_record import read_replay
 from ..storage.run_folder import take_folder
 from ..storage.run_origin import origin
 from ..storage.run_record import read_record
@@ -278,6 +278,7 @@ class Runner:
                 evaluate=self._evaluate,
                 looks=self._early.begin,
                 enough=self._is_enough,
+                replayed=lambda: self._replayed,
             ),
             resume=resume,
             same=self.settings.inputs.same(self._position.number),
