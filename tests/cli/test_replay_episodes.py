@@ -23,6 +23,13 @@ place:
   game: {{pool: games}}
 pipeline: {{staleness: {}, publish: {}}}
 """
+ON_RANKS = """
+pools: {{train: {{processes: 1}}, rollout: {{processes: 1}}, games: {{processes: 2}}}}
+place:
+  actor: {{train: {{pool: train}}, generate: {{pool: rollout}}}}
+  game: {{pool: games}}
+pipeline: {{staleness: {}, publish: {}, deadline: 300}}
+"""
 
 
 def played(out: Path, staleness: int, publish: str, *, within: bool = True, **parameters: bool) -> Path:
@@ -73,6 +80,18 @@ def test_a_run_of_episodes_that_overlap_is_bitwise_equal(tmp_path, capsys, stale
     assert main(["replay", str(run), "--step", "4", "--node", "game.rollout"]) == 0, capsys.readouterr().out
     assert main(["replay", str(run), "--forced"]) == 0, capsys.readouterr().out
     assert "game.rollout was given the 20 rows of the run. It had sampled the same tokens" in capsys.readouterr().out
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+def test_episodes_on_processes_of_ray_are_bitwise_equal(tmp_path, capsys):
+    pytest.importorskip("ray", reason="the extra [ray] is not installed")
+    plan, run = tmp_path / "plan.yaml", tmp_path / "run"
+    plan.write_text(ON_RANKS.format(2, "interrupt"))
+    how = {"quiet": True, "save_models": False, "runtime": "ray"}
+    module_of("beside_flow").flow.run(out=run, plan=str(plan), parameters={"beside": {"look": True}}, **how)
+    assert main(["replay", str(run)]) == 0, capsys.readouterr().out
+    assert "Bitwise equal: all" in capsys.readouterr().out
 
 
 def test_beside_rows_of_another_kind_and_evaluations_too(tmp_path, capsys):
