@@ -59,6 +59,12 @@ def mixed(run: Path) -> list[tuple[int, set[int]]]:
     return found
 
 
+def kept_within_a_turn(row: dict) -> bool:
+    """Whether a turn of an episode has tokens of several versions."""
+    turns = {(turn, version) for turn, version in zip(row["turn_ids"], row["versions"], strict=True) if turn >= 0}
+    return len(turns) > len({turn for turn, _ in turns})
+
+
 def begun(run: Path) -> list[list]:
     """What the pool that samples began with, in its order."""
     return [each[1:3] for line in lines(run, "digests") for each in line.get("begun", ())]
@@ -69,10 +75,16 @@ def test_a_run_of_episodes_that_overlap_is_bitwise_equal(tmp_path, capsys, stale
     """All of it, a step from the checkpoint before it, one node, and with the rows that were kept."""
     run = played(tmp_path / "run", staleness, publish)
     assert mixed(run), "rows go on under weights that are published meanwhile"
+    told = [
+        (publish == "continue" and kept_within_a_turn(row), row.get("cache") == "kept")
+        for row in lines(run, "trajectories")
+    ]
+    assert all(kept == said for kept, said in told) and any(said for _, said in told) == (publish == "continue")
     keep = tmp_path / "again"
     assert main(["replay", str(run), "--keep", str(keep)]) == 0, capsys.readouterr().out
     assert "Bitwise equal: all 25 calls of 5 steps" in capsys.readouterr().out
     assert mixed(keep) == mixed(run) and begun(keep) == begun(run)
+    assert lines(keep, "trajectories") == lines(run, "trajectories"), "with what they say of a cache that was kept"
     assert lines(keep, "journal") == lines(run, "journal"), "no episode is played again"
     assert main(["replay", str(run), "--step", "4"]) == 0, capsys.readouterr().out
     assert "from checkpoint 000000, beside step 3" in capsys.readouterr().out
