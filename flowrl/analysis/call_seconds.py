@@ -128,10 +128,12 @@ class Pace:
         return self._known[key]
 
     def rows(self, call: Call) -> Rows | None:
-        """Rows of their own lengths, in an engine that is as fast as the costs have it for so many rows."""
+        """Rows of their own lengths, in an engine that is as fast as the costs have it for so many rows. Rows of one
+        length are a block, unless the call is beside others with which it shares the engine.
+        """
         made = self._made.get(call.id)
         lengths = self._study.lengths.of(made) if made is not None else None
-        if made is None or lengths is None or not lengths.varies or not made.rows:
+        if made is None or lengths is None or not made.rows or not (lengths.varies or call.joins):
             return None
         size = max(1, made.rows // max(1, call.groups or prompts_of(made)))
         return Rows(

@@ -20,6 +20,7 @@ from ..runtime.storage.checkpoints import checkpoint_folder as checkpoint
 from ..runtime.storage.checkpoints.state_files import StateFiles, read_record
 from ..runtime.storage.run_record import records_within
 from ..workers.actor import Actor
+from ..workers.tokens.kept_cache import versions_begun_with
 from ..workers.tokens.sampling import SamplingArguments
 
 #: A change that explains less of a gap than this is not called its cause.
@@ -200,9 +201,15 @@ def _frozen(lines: Sequence[Mapping[str, Any]], version: int, samplings: Sequenc
     responses = [x["tokens"][len(x["prompt_ids"]) :] for x in lines]
     flat = [v for x in lines for v in x["rollout_logprobs"]]
     there = [
-        m and v == version and p is not None
+        m and v == version and p is not None and (first == version or x.get("cache") != "kept")
         for x in lines
-        for m, v, p in zip(x["response_mask"], x["versions"], x["rollout_logprobs"], strict=True)
+        for m, v, p, first in zip(
+            x["response_mask"],
+            x["versions"],
+            x["rollout_logprobs"],
+            versions_begun_with(x["versions"], x["response_mask"]),
+            strict=True,
+        )
     ]
     return import_module("flowrl.backends.frozen_rows").FrozenRows(
         prompts=[x["prompt_ids"] for x in lines],

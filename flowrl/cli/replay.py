@@ -19,7 +19,8 @@ from ..placement.plan.plan import Plan
 from ..placement.plan.plan_file import read
 from ..runtime.driver.run_texts import labels
 from ..runtime.storage.digest_lines import read_begun, read_digests
-from ..runtime.storage.replay_folder import Begin, Replay, prepare_replay
+from ..runtime.storage.replay_folder import Begin, prepare_replay
+from ..runtime.storage.replay_record import Replay
 from ..runtime.storage.run_record import records_within
 from ..runtime.storage.sampled_rows import FOLDER as SAMPLED
 from ..runtime.storage.sampled_rows import SampledAgain, read_sampled_again

@@ -247,14 +247,18 @@ def columns_of(
     own = [(key, e) for key, e in zip(keys, episodes, strict=True) if isinstance(e, Episode)]
     fresh = [(key, e.fields(also)) for key, e in own]
     types = _TYPES | {name: type_ for name, type_ in _MORE.items() if name in also}
-    made = Batch(
-        [key for key, _ in fresh],
-        {name: _column(type_, [fields[name][0] for _, fields in fresh]) for name, type_ in types.items()},
-    )
+    columns = {name: _column(type_, [fields[name][0] for _, fields in fresh]) for name, type_ in types.items()}
+    made = Batch([key for key, _ in fresh], {**columns, "versions": versions_of([e for _, e in own])})
     check_ids(made, [e for _, e in own])
     whole = made if known is None else known.select(*made.fields).concat(made).take_keys(keys)
-    kept = any(each.kept_cache for _, episode in own for each in (episode, *episode.branches))
-    return marked(whole.columns, _marks(whole, policy) | ({"versions": marks(cache="kept")} if kept else {}))
+    return marked(whole.columns, _marks(whole, policy))
+
+
+def versions_of(episodes: Sequence[Episode]) -> Column:
+    """The version of each token; marked where an episode, or a branch of it, kept keys and values through a publish."""
+    kept = any(each.kept_cache for episode in episodes for each in (episode, *episode.branches))
+    versions = _column(_TYPES["versions"], [episode.versions for episode in episodes])
+    return versions.marked(marks(cache="kept")) if kept else versions
 
 
 def check_ids(made: Batch, episodes: Sequence[Episode]) -> None:

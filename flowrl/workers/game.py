@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ..graph.ops.partial_answers import Answers
-from .episodes import Episode, Played
+from .episodes import Episode, Played, versions_of
 from .policy_calls import Answer, Ask
 from .sessions import sampled
 from .tokens.row_support import CallSupport, RowSupport
@@ -128,4 +128,5 @@ class Game:
         elif ended:
             fields = [episode.fields(self.also) for episode in ended.values()]
             together = {name: [value for each in fields for value in each[name]] for name in fields[0]}
-            self._answers.keep([self.rows.keys[i] for i in ended], together)
+            versions = versions_of([*ended.values()])  # with what is known of them besides
+            self._answers.keep([self.rows.keys[i] for i in ended], {**together, "versions": versions})

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
+from collections import Counter
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from echo_env import LETTERS, Echo, prompts
 import flowrl as fl
 from flowrl.batch import CallInfo
 from flowrl.errors import RewardError, WorkerError
+from flowrl.marks import values
 from flowrl.runtime.storage.answers import external_answers
 from flowrl.runtime.storage.journal import Journal
 
@@ -176,3 +179,46 @@ def test_episodes_in_the_place_of_others_are_not_played_again(actor, tmp_path, f
     torch.testing.assert_close(made.rollout_logprobs.values, whole.rollout_logprobs.values, atol=1e-4, rtol=0)
     counts = dict(zip(whole.keys, whole.replaced.to_list(), strict=True))
     assert len(again.resets) == sum(1 + count for key, count in counts.items() if key not in kept)
+
+
+class Published(Counted):
+    """Weights are published between two tokens of its second turns, and rows that run keep their cache."""
+
+    def __init__(self, actor, fails_at=-1):
+        super().__init__(fails_at)
+        self.stream, self.left, step = actor.stream, 3, actor.engine.step
+
+        def publishing():
+            self.left -= bool(self.steps)
+            if self.steps and not self.left:
+                self.stream.kept_cache = True
+                actor.engine.pause()
+                actor.engine.resume(1, keep_cache=True)
+            return step()
+
+        actor.engine.step = publishing
+
+
+def has_kept_its_cache(rows) -> bool:
+    """Whether a turn of some row has tokens of several versions."""
+    pairs = zip(rows.versions.to_list(), rows.turn_ids.to_list(), strict=True)
+    mixed = [Counter(turn for turn, _ in {*zip(turns, versions, strict=True)}) for versions, turns in pairs]
+    return any(count > 1 for each in mixed for turn, count in each.items() if turn >= 0)
+
+
+def test_what_kept_its_cache_through_a_publish_says_so_in_the_journal_and_after_a_resume(tmp_path):
+    """As the rows of a generate do: an update measures the gap to the engine of tokens alone that come from their weights."""
+    actor = fl.open(fl.Actor(LETTERS, max_tokens=4))
+    actor.stream.publish(lambda: None, 0)
+    actor.stream.follows = True
+    with pytest.raises(RewardError, match="down"):
+        play(tmp_path / "run", Published(actor, fails_at=27), actor)
+    text = (tmp_path / "run" / "journal.jsonl").read_text()
+    found = [fl.Batch.from_record(line["adds"]) for line in map(json.loads, text.splitlines()) if "adds" in line]
+    told = {(has_kept_its_cache(rows), "kept" in values(rows["versions"].marks, "cache")) for rows in found}
+    assert (True, True) in told and told <= {(True, True), (False, False)}
+    del actor.engine.step
+    again = play(tmp_path / "run", Counted(), actor)
+    assert has_kept_its_cache(again) and values(again["versions"].marks, "cache") == {"kept"}
+    third = play(tmp_path / "run", Counted(), actor)
+    assert third.digest() == again.digest() and third["versions"].marks == again["versions"].marks

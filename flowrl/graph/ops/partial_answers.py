@@ -23,7 +23,8 @@ class Answers(Protocol):
     def known(self) -> Batch | None: ...
 
     def keep(self, keys: Sequence[Key], adds: Mapping[str, Any]) -> None:
-        """Take what the op adds to some rows of the call, or to rows made of them: a list for each field."""
+        """Take what the op adds to some rows of the call, or to rows made of them: a list for each field, or a column
+        where there are marks to be kept with it."""
         ...
 
     def fail(self, keys: Sequence[Key]) -> None:

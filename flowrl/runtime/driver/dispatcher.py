@@ -35,6 +35,7 @@ from ...schedule.events import (
 from ...schedule.machine import Machine
 from ...schedule.scheme import Scheme
 from ..executor import CountedCall, Executor, PendingCall, Ready, SteppedCall
+from ..storage.answers.external_answers import LeftUnanswered
 from ..storage.metric_lines import BESIDE_REFERENCE
 from ..storage.recorder import first_groups
 from ..values.call import Call, NotKept, maker, outcome
@@ -116,6 +117,10 @@ class _GoOnJob:
 
 class Skipped(Exception):
     """A call whose input failed: not run."""
+
+
+class LeftOut(Skipped):
+    """A call of a step that a replay does not do again, for which the world would have been asked; no failure."""
 
 
 class Dispatcher:
@@ -383,6 +388,9 @@ class Dispatcher:
                 self.tell(Entered(command.id))  # its rows come and go, whoever else is there
             job.stepped = job.pending if call.streams and isinstance(job.pending, SteppedCall) else None
         except BaseException as error:
+            if isinstance(error, LeftOut):
+                with self._changed:
+                    self.order.begin(command)  # what comes after it does not wait for it
             self._break(call, error)
             return False
         return True
@@ -542,6 +550,8 @@ class Dispatcher:
         return told
 
     def _break(self, call: Call, error: BaseException) -> None:
+        if isinstance(error, LeftUnanswered):
+            error = LeftOut(error.what)
         told = error if isinstance(error, Skipped) else _with_line(error, call)
         call.finish(None, call.error or told)
         self._issued.pop(call.index, None)
@@ -549,7 +559,8 @@ class Dispatcher:
             with self._changed:
                 self.exchanged.finish(call, number, told)
             self.tell(Grouped(call.index, number))
-        self._fail(call.index, told)
+        if not isinstance(told, LeftOut):
+            self._fail(call.index, told)
 
     def _fail(self, number: int, error: BaseException) -> None:
         """Keep a failure for the driver, which raises it; what stops a whole program stops the driver's thread now."""
@@ -597,7 +608,9 @@ class Dispatcher:
     def _value(self, ref: Any, call: Call, command: Start) -> Any:
         source = maker(ref)
         if source.error is not None:
-            raise Skipped(f"{call.title} was not run: {source.title} failed")
+            raise (LeftOut if isinstance(source.error, LeftOut) else Skipped)(
+                f"{call.title} was not run: {source.title} failed"
+            )
         if source.result is NotKept:
             raise ResumeError(
                 f"{call.title} needs the result of {source.title} from before the checkpoint, which nothing held then.",

@@ -24,7 +24,7 @@ from ..storage.failed_rows import FailedRows
 from ..storage.journal import Journal
 from ..storage.package_versions import versions
 from ..storage.recorder import Recorder
-from ..storage.replay_folder import read_replay
+from ..storage.replay_record import read_replay
 from ..storage.run_folder import take_folder
 from ..storage.run_origin import origin
 from ..storage.run_record import read_record
@@ -262,6 +262,7 @@ class Runner:
             evaluate=self._evaluate,
             looks=self._watches.early.begin,
             enough=partial(self._watches.is_enough, self._labels[number]),
+            replayed=lambda: self._replayed,
         )
         return Running(
             execution,

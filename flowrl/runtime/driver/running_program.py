@@ -26,7 +26,7 @@ from ..values.call import Call, Part, maker, outcome
 from ..values.remote_batch import RemoteColumn
 from ..values.step_records import Draws, Hooks, Interrupted, Point, ResumePoint, Step
 from .dependencies import MERGE, fields_after, read_signature, shortest
-from .dispatcher import Dispatcher, Skipped
+from .dispatcher import Dispatcher, LeftOut, Skipped
 from .issued_calls import IssuedCalls
 from .loop_heads import LoopHeads
 from .monitoring.row_ledger import RowLedger, keys_of
@@ -220,6 +220,8 @@ class Running:
             return kind(before)
         call = maker(value.ref)
         self.dispatcher.wait(lambda: call.done)
+        if isinstance(call.error, LeftOut):
+            self._end_replay()
         if isinstance(call.error, Skipped):
             self._settle()
         found = outcome(value.ref)
@@ -363,6 +365,14 @@ class Running:
         self.dispatcher.wait(lambda: self.machine.may_open(number) or bool(self.dispatcher.failures))
         self._record()
 
+    def _end_replay(self) -> None:
+        """End the program in a step that is not done again, once those before it are recorded."""
+        if self._open_step is not None:
+            self._close()
+        self._settle()
+        if self.hooks.stop():
+            raise Interrupted
+
     def _record_outside(self) -> None:
         """Have what was logged outside of steps recorded."""
         if self.step_log.outside.logs:
@@ -427,7 +437,7 @@ class Running:
             upto = max(upto, self.dispatcher.committed.popleft())
         for step in self.dispatcher.notes.take_late(self._recorded):
             self.hooks.note(step)
-        while self._recorded <= upto:
+        while self._recorded <= upto and not self.hooks.replayed():
             step = self.step_log.steps.pop(self._recorded, None)
             self._recorded += 1
             self.dispatcher.cutter.forget(self._recorded)

@@ -16,7 +16,9 @@ from typing import Any
 from ...batch import Batch
 from ...errors import LONGEST, At, cut
 from ...graph.tracing.log_names import Names
+from ...marks import values as values_of_marks
 from ...placement.cost.group_correlation import correlation
+from ...workers.tokens.kept_cache import has_older_cache
 from ..values.process_memory import ProcessMemory
 from ..values.step_records import Step, Timing
 from .digest_lines import begun_line, digest_lines
@@ -227,6 +229,7 @@ class Recorder:
             keep_tokenizer(self.folder, tokenizer)
             self._kept_tokenizer = tokenizer
         columns = {n: some[n].to_list() for n in some.fields}
+        kept = "versions" in columns and bool(values_of_marks(some["versions"].marks, "cache"))
         for i, key in enumerate(some.keys):
             line: dict[str, Any] = {"program": program, "step": step, "key": list(key)}
             line |= {f"batch.{n}" if n in WHERE else n: c[i] for n, c in columns.items() if _plain(c[i])}
@@ -234,8 +237,10 @@ class Recorder:
                 for name in ("prompt", "response"):
                     if f"{name}_ids" in columns and name not in line:
                         line[name] = tokenizer.decode(columns[f"{name}_ids"][i], skip_special_tokens=False)
-            for name, values in seen.get(key, {}).items():
-                line.setdefault(name, values)
+            for name, found in seen.get(key, {}).items():
+                line.setdefault(name, found)
+            if kept and has_older_cache(columns["versions"][i], columns["response_mask"][i]):
+                line.setdefault("cache", "kept")
             self.write("trajectories", line)
 
     def close(self) -> None:

@@ -1,47 +1,21 @@
-"""A folder in which a run is done again from a checkpoint: what it holds, up to where, and with which versions."""
+"""A folder in which a run is done again from a checkpoint: what it holds of the run, and where it begins."""
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ...errors import UsageError, shown
-from ...schedule.events import Begun, Groups
 from .checkpoints import checkpoint_folder as checkpoint
 from .checkpoints.damage import damage
-from .digest_lines import begun_line, begun_of, groups_of
 from .recorder import STREAMS
+from .replay_record import Replay, write_replay
 from .run_record import write_record
-
-NAME = "replay.json"
-
-
-@dataclass(frozen=True)
-class Replay:
-    """What is done again: ``Replay("runs/grpo", 0, 7)``.
-
-    ``program`` is the number of the last program in the run, and ``until`` its last step; None for all of it. Where
-    timing has decided it, ``begun`` is what pools that sample began with, each in its order, and ``taken`` are the
-    groups that calls have got. With ``forced`` the rows that the run has sampled take the place of those that the
-    replay samples.
-    """
-
-    run: str
-    program: int
-    until: int | None = None
-    begun: Sequence[Begun] = ()
-    taken: Mapping[int, Groups] = field(default_factory=dict[int, "Groups"])
-    forced: bool = False
-
-    def ends_after(self, program: int, step: int) -> bool:
-        """Whether this step of this program is the last one."""
-        return program == self.program and step == self.until
 
 
 @dataclass(frozen=True)
@@ -51,17 +25,6 @@ class Begin:
     folder: Path | None
     program: int
     step: int
-
-
-def read_replay(folder: Path) -> Replay | None:
-    """What a folder is to do again; None for that of a run."""
-    try:
-        said = json.loads((folder / NAME).read_text())
-    except FileNotFoundError:
-        return None
-    begun = [begun_of(each) for each in said["begun"]]
-    taken = {int(call): groups_of(groups) for call, groups in said["taken"].items()}
-    return Replay(**{**said, "begun": begun, "taken": taken})
 
 
 def prepare_replay(run: Path, out: Path, record: Mapping[str, Any], replay: Replay, program: int, step: int) -> Begin:
@@ -84,7 +47,7 @@ def prepare_replay(run: Path, out: Path, record: Mapping[str, Any], replay: Repl
         if file.exists():
             shutil.copyfile(file, out / file.name)
     write_record(out, {**record, "status": "interrupted", "checkpoints": begin.folder is not None})
-    (out / NAME).write_text(json.dumps({**asdict(replay), "begun": [*map(begun_line, replay.begun)]}))
+    write_replay(out, replay)
     return begin
 
 

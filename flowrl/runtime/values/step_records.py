@@ -206,7 +206,8 @@ class Hooks:
     ``not_kept`` is told why a checkpoint has no variables of the program.
     ``evaluations`` says which programs are to be run now that so many steps are done, or the program has ended;
     ``evaluate`` runs one of them: its name, the steps that are done, and the calls so far. ``looks`` is told that a
-    loop begins, and ``enough`` says whether a loop is to end although it was asked for more steps.
+    loop begins, and ``enough`` says whether a loop is to end although it was asked for more steps. ``replayed``: the
+    last step that a replay does again is recorded, and no later one is.
     """
 
     commit: Callable[[Step], None]
@@ -224,6 +225,7 @@ class Hooks:
     evaluate: Callable[[str, int, int], None] = lambda name, done, calls: None
     looks: Callable[[], None] = lambda: None
     enough: Callable[[int], bool] = lambda opened: False
+    replayed: Callable[[], bool] = lambda: False
 
 
 class StepLog:

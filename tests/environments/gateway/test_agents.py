@@ -21,6 +21,7 @@ from flowrl.environments.gateway.requests import Refused
 from flowrl.environments.gateway.responses import with_whole_input
 from flowrl.environments.gateway.sessions import Session
 from flowrl.errors import ProgramError, RewardError, WorkerError
+from flowrl.marks import values
 
 pytest.importorskip("h11", reason="the gateway needs the package h11")
 pytestmark = pytest.mark.filterwarnings("ignore:.*rollout failed")
@@ -175,6 +176,40 @@ def test_rows_and_branches_of_agents_have_what_could_be_drawn_in_their_tokens():
         torch.testing.assert_close(now.values[mask], some.sampling_logprobs.values[mask], atol=5e-5, rtol=0)
         plain = actor.logprobs(some).old_logprobs.values[mask]
         assert float((plain - some.sampling_logprobs.values[mask]).abs().max()) > 0.01
+
+
+def test_a_branch_that_kept_its_cache_through_a_publish_says_so_though_its_row_did_not():
+    """The publish comes in the midst of the second call, which is in a branch beside the row."""
+    engine = fl.testing.FakeEngine(vocab=8, stop=(1,), tokenizer=tokenizer(), lengths=lambda seed: 4)
+    actor, step = fl.open(fl.Actor(model_of(), max_tokens=4), name="actor", engine=engine), engine.step
+    actor.stream.publish(lambda: None, 0)
+    actor.stream.follows = actor.stream.kept_cache = True
+
+    def publishing():
+        if engine.steps == 4 + 2:
+            engine.pause()
+            engine.resume(1, keep_cache=True)
+        return step()
+
+    engine.step = publishing
+    source = fl.data.rows([{"prompt": "ab"}], batch=1, shuffle=False)
+    batch = source.to_batch(source.cursor().draw(), 0, tokenizer()).with_call(CallInfo(seed=3, op="talk.rollout"))
+    worker = fl.open(Forgets(), name="talk")
+    found = worker.rollout(batch, policy=actor, n=1, branches=True)
+    worker.close()
+    sampled = [
+        [version for version, own in zip(versions, mask, strict=True) if own]
+        for versions, mask in (
+            (found.versions.to_list()[0], found.response_mask.to_list()[0]),
+            *((branch["versions"], branch["response_mask"]) for branch in found.branches.to_list()[0]),
+        )
+    ]
+    assert sampled == [[0] * 4 + [1] * 4, [0, 0, 1, 1], [1] * 4]
+    assert values(found["versions"].marks, "cache") == {"kept"}
+    advantages = found.with_columns(
+        {"advantages": found.rollout_logprobs.with_values(found.rollout_logprobs.values * 0)}
+    )
+    assert values(rl.branches(advantages)["versions"].marks, "cache") == {"kept"}
 
 
 def test_branches_whose_episode_has_no_one_advantage_are_refused():

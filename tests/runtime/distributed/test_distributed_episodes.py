@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import urllib.request
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +15,15 @@ from flows import metrics, module_of
 
 import flowrl as fl
 from flowrl import rl
+from flowrl.analysis.run_difference import compare_runs
 from flowrl.environments import AgentEnvironment, reward
+from flowrl.errors import RewardError
 from flowrl.placement.plan.plan import Pipeline, Place, Plan, Pool
 from flowrl.runtime.distributed.executor import DistributedExecutor
+from flowrl.runtime.storage.digest_lines import read_begun
+from flowrl.runtime.storage.replay_folder import prepare_replay
+from flowrl.runtime.storage.replay_record import Replay
+from flowrl.runtime.values.step_records import Interrupted
 
 SPLIT = {"actor": {"train": Place("train"), "generate": Place("model")}, "game": Place("games")}
 
@@ -206,3 +214,61 @@ def test_a_policy_that_dies_is_asked_again_while_steps_overlap(tmp_path, kill):
     assert ranks.restarted == [1], "the rank of the policy"
     rows = json.loads((tmp_path / "run" / "run.json").read_text())["ledger"]["play"]["rows"]
     assert rows["admitted"] == rows["trained"] == 3 * 4 * 2 and not rows["live"]
+
+
+def beside_plan(games: int, model: int) -> Plan:
+    pools = {"train": "cpu", "model": Pool("model", processes=model), "games": Pool("games", processes=games)}
+    return Plan(pools, SPLIT, pipeline=Pipeline(staleness=1, publish="interrupt"))
+
+
+def done_again(module, run: Path, out: Path, plan: Plan, until: int | None = None):
+    """Do a run again, up to a step; returns how it differs."""
+    begun, taken = read_begun(run, "beside")
+    record = json.loads((run / "run.json").read_text())
+    prepare_replay(run, out, record, Replay(str(run), 0, until, begun=begun, taken=taken), 0, 0)
+    with suppress(Interrupted):
+        run_direct(module.flow, plan, out, resume=True, allow_changed=True, save_models=False)
+    steps = None if until is None else (0, until)
+    return compare_runs(run, out, program="beside", steps=steps)
+
+
+@pytest.mark.parametrize(("games", "model"), [(1, 1), (2, 2)])
+def test_episodes_on_ranks_that_overlapped_are_done_again_bit_for_bit(tmp_path, monkeypatch, games, model):
+    module, install = module_of("beside_flow"), DistributedExecutor.install
+    monkeypatch.setitem(module.GATE, "staleness", 1)
+    monkeypatch.setitem(module.GATE, "ready", 0)
+
+    def installed(executor, name, version, *weights, **how):
+        moved = install(executor, name, version, *weights, **how)
+        module.GATE["ready"] = version
+        return moved
+
+    plan = beside_plan(games, model)
+    with monkeypatch.context() as patched:
+        patched.setattr(DistributedExecutor, "install", installed)
+        run_direct(module.flow, plan, tmp_path / "run", save_models=False, trajectories=9, trajectories_every=1)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "trajectories.jsonl").read_text().splitlines()]
+    assert any(len(set(line["versions"]) - {0}) > 1 for line in lines), "under weights that are published meanwhile"
+    monkeypatch.delitem(module.GATE, "staleness")
+    monkeypatch.setattr(module.Counts, "step", None)  # nobody asks an environment
+    found = done_again(module, tmp_path / "run", tmp_path / "again", plan)
+    assert found.is_equal and found.calls
+    assert done_again(module, tmp_path / "run", tmp_path / "some", plan, until=2).is_equal
+
+
+def test_episodes_on_ranks_that_a_run_did_not_end_are_not_played_by_its_replay(tmp_path, monkeypatch):
+    module = module_of("beside_flow")
+
+    def down(env, state, action):
+        if state[0] == 4 and state[1]:
+            raise OSError("down")
+        return step(env, state, action)
+
+    step, plan = module.Counts.step, beside_plan(2, 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(module.Counts, "step", down)
+        with pytest.raises(RewardError, match="down"):
+            run_direct(module.flow, plan, tmp_path / "run", save_models=False)
+    until = max(line["step"] for line in metrics(tmp_path / "run"))
+    monkeypatch.setattr(module.Counts, "step", None)
+    assert until > 1 and done_again(module, tmp_path / "run", tmp_path / "again", plan, until).is_equal

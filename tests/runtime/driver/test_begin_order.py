@@ -14,7 +14,8 @@ from flowrl.backends.continuous import ContinuousBatch
 from flowrl.placement.plan.plan import Pipeline, Place, Plan
 from flowrl.runtime.driver.begin_order import BeginOrder
 from flowrl.runtime.storage.digest_lines import read_begun
-from flowrl.runtime.storage.replay_folder import Replay, prepare_replay
+from flowrl.runtime.storage.replay_folder import prepare_replay
+from flowrl.runtime.storage.replay_record import Replay
 from flowrl.schedule.events import PUBLISH, Begun, Follower, Groups, Publish, Setup, Start
 from flowrl.schedule.scheme import Scheme
 

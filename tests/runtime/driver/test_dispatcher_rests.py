@@ -141,7 +141,8 @@ def test_rows_of_a_fake_engine_are_carried_over_its_sleep(tmp_path, monkeypatch)
 def test_a_run_whose_rows_stood_still_is_done_again_bit_for_bit(tmp_path, monkeypatch, order):
     from flowrl.analysis.run_difference import compare_runs
     from flowrl.runtime.storage.digest_lines import read_begun
-    from flowrl.runtime.storage.replay_folder import Replay, prepare_replay
+    from flowrl.runtime.storage.replay_folder import prepare_replay
+    from flowrl.runtime.storage.replay_record import Replay
 
     monkeypatch.setattr(rank_streams, "SLICE", 0.0)
     module, made = module_of("overlap_flow"), plan("hf", order=order)

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from ....batch import Batch, CallInfo, Key
+from ....batch import Batch, CallInfo, Column, Key
+from ....column import concat
 from ....errors import FlowError
 from ..journal import Journal
 from .known_answers import Fingerprints, by_group, parent_row, some_prints
@@ -120,9 +121,15 @@ class AnswerBook:
 def _together(
     came: Sequence[tuple[Sequence[Key], Mapping[str, Any]]],
 ) -> list[tuple[list[Key], Mapping[str, Any]]]:
-    """Answers that are lists put together, one after the other; none of none."""
+    """Answers put together, one after the other; none of none."""
     if not came:
         return []
-    names = came[0][1]
     keys = [key for some, _ in came for key in some]
-    return [(keys, {name: [value for _, adds in came for value in adds[name]] for name in names})]
+    return [(keys, {name: _joined(name, [adds[name] for _, adds in came]) for name in came[0][1]})]
+
+
+def _joined(name: str, parts: Sequence[Any]) -> Any:
+    """What several answers have of a field: lists, or columns with their marks."""
+    if all(isinstance(part, Column) for part in parts):
+        return concat(name, list(parts), {})
+    return [value for part in parts for value in part]

@@ -13,12 +13,14 @@ from dataclasses import replace
 from typing import Any
 
 from ....batch import Batch, CallInfo, Key
+from ....errors import FlowError
 from ....graph.ops.apply import merge
 from ....graph.ops.op import Op
 from ....graph.ops.partial_answers import handed_to
 from ....graph.ops.signature import Signature
 from ....graph.ops.update_metrics import Metrics
 from ..journal import Journal
+from ..replay_record import read_replay
 from .answer_book import AnswerBook
 from .known_answers import (
     Fingerprints,
@@ -30,6 +32,10 @@ from .known_answers import (
     plain_arguments,
     some_prints,
 )
+
+
+class LeftUnanswered(FlowError):
+    """A call that the run has no answer of, in a step that a replay does not do again: nobody is asked."""
 
 
 def once(
@@ -46,6 +52,7 @@ def once(
 
     ``place`` is the call's: the number of its program in the run, and its own in the program. Rows are asked for again
     as far as they depend on each other: alone, with those of their prompt, or all of the call (``pieces=`` of the op).
+    Raises LeftUnanswered in place of asking for rows of a step behind the last one of a replay.
     """
     main = next((a for a in arguments.values() if isinstance(a, Batch)), None)
     if main is None:
@@ -70,6 +77,8 @@ def once(
     if asked_for and (said := known.describe_differences(asked_for)):
         warn(f"{op.title(worker)} of step {info.step}: {said}")
     answers = answers_in(found)
+    if lacking:
+        _expect_to_ask(journal, place, info)
     if lacking or not len(main):
         some = main if len(lacking) == len(main) else main.take(lacking)
         asked = {name: some if value is main else value for name, value in arguments.items()}
@@ -108,9 +117,20 @@ def _value_once(
     for line in known.lines:
         if "value" in line and line["keys"] == keys and tuple(line["inputs"]) == prints.rows:
             return _plain(line["value"])
+    _expect_to_ask(journal, place, info)
     value = ask()
     journal.keep(*place, keys, prints.rows, prints.fields, of=info, value=value)
     return value
+
+
+def _expect_to_ask(journal: Journal, place: tuple[int, float], info: CallInfo) -> None:
+    """Raise LeftUnanswered for a call of a step that comes after those that a replay does again."""
+    replay = read_replay(journal.path.parent)
+    of_step = not info.outside and isinstance(place[1], int)  # and not of an evaluation between steps
+    if replay is not None and of_step and replay.ends_before(place[0], info.step):
+        raise LeftUnanswered(
+            f"{info.op} of step {info.step} was not over in the run, and a replay asks for none of it."
+        )
 
 
 def _plain(value: Any) -> Any:

@@ -23,7 +23,8 @@ from flowrl.runtime.distributed.calls.streamed_calls import EngineOnRanks
 from flowrl.runtime.distributed.executor import DistributedExecutor
 from flowrl.runtime.distributed.rank_process import rank_streams
 from flowrl.runtime.storage.digest_lines import read_begun
-from flowrl.runtime.storage.replay_folder import Replay, prepare_replay
+from flowrl.runtime.storage.replay_folder import prepare_replay
+from flowrl.runtime.storage.replay_record import Replay
 
 
 @pytest.fixture(scope="module")

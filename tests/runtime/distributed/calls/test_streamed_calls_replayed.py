@@ -20,7 +20,8 @@ from flowrl.runtime.distributed.rank_process import rank_streams
 from flowrl.runtime.distributed.told_tokens import ToldTokens
 from flowrl.runtime.local.shared_engine import KeptRows
 from flowrl.runtime.storage.digest_lines import read_begun
-from flowrl.runtime.storage.replay_folder import Replay, prepare_replay
+from flowrl.runtime.storage.replay_folder import prepare_replay
+from flowrl.runtime.storage.replay_record import Replay
 from flowrl.schedule.events import AGAIN, Begun, KeptTokens
 from flowrl.workers.streaming import SampledRow
 
