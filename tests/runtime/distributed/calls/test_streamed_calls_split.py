@@ -128,7 +128,7 @@ def test_steps_share_a_split_engine_and_publishes_come_into_rows(module, wanted,
 
 
 LOST = {
-    "rank": r"rank {} of pool 'rollout' died during actor.generate",
+    "rank": r"rank {} of pool 'rollout' died during \w+\.\w+ of step",
     "engine": r"rank {} of pool 'rollout' has lost its engine during actor.generate .*exit status -9",
 }
 
