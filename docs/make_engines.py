@@ -64,6 +64,7 @@ SUITES: dict[str, tuple[Column, ...]] = {
         Column("hf", _STREAMS, _OURS, "hf"),
         Column("FakeEngine", _STREAMS, _OURS, "fake", ("torch",)),
         Column("vllm", _STREAMS, _VLLM, "vllm", _WITH_VLLM),
+        Column("vllm, tp=2", _STREAMS, _VLLM, "split", _WITH_VLLM),
         Column("sglang, its protocol", _STREAMS, _OURS, "sglang"),
     ),
     "real": (

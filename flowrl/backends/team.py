@@ -29,7 +29,11 @@ class Team:
 
     def most(self, number: int) -> int:
         """The largest over the ranks."""
-        return number
+        return self.largest([number])[0]
+
+    def largest(self, numbers: Sequence[int]) -> list[int]:
+        """The largest over the ranks, of each of several numbers."""
+        return list(numbers)
 
     def gather(self, item: Any) -> list[Any]:
         """What each rank gave, in the order of their places: anything that JSON can say."""
@@ -67,12 +71,12 @@ class Ranks(Team):
             torch.distributed.all_reduce(total, group=self.group)
         return total
 
-    def most(self, number: int) -> int:
+    def largest(self, numbers: Sequence[int]) -> list[int]:
         if self.data == 1:
-            return number
-        found = torch.tensor(number)
+            return list(numbers)
+        found = torch.tensor(numbers)
         torch.distributed.all_reduce(found, torch.distributed.ReduceOp.MAX, group=self.group)
-        return int(found)
+        return found.tolist()
 
     def gather(self, item: Any) -> list[Any]:
         if self.data == 1:

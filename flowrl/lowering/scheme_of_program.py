@@ -96,11 +96,6 @@ def _streams_rows(cls: type[Any]) -> bool:
 def leave_one_by_one(place: Place) -> bool:
     """Return whether rows of several calls share a batch of the engine of a place in runs, and leave it one by one.
 
-    Those of an engine that takes new weights between whole calls alone do not, nor those of a model that is split.
+    Those of an engine that takes new weights between whole calls alone do not. A model may be split over ranks.
     """
-    return len(backend(place.backend).publishes) > 1 and not split_by(place)
-
-
-def split_by(place: Place) -> str:
-    """Return the axes that split a model among its ranks, in words: of such engines rows leave together."""
-    return ", ".join(f"{axis}={size}" for axis, size in place.mesh.axes.items() if axis != "dp" and size > 1)
+    return len(backend(place.backend).publishes) > 1

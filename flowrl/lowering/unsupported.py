@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from ..errors import PlanError
 from ..graph.may_see_older_weights import trained_on
@@ -12,7 +12,7 @@ from ..placement.plan.plan import Pipeline, Place, Plan
 from ..placement.search.engine_refusals import refusals_of_use
 from .deployment import has_model
 from .lower import used_workers
-from .scheme_of_program import sampled_workers, split_by, trained_workers
+from .scheme_of_program import sampled_workers, trained_workers
 
 
 def unsupported(traced: Traced, plan: Plan, handles: Sequence[HandleLike], runtime: str) -> Iterator[PlanError]:
@@ -30,18 +30,15 @@ def unsupported(traced: Traced, plan: Plan, handles: Sequence[HandleLike], runti
     yield from _backends(traced, plan, handles)
 
 
-def _engines_that_follow(traced: Traced, plan: Plan, handles: Sequence[HandleLike]) -> dict[Backend, str]:
-    """What generates with weights that the program changes, by its row of the table; without any, the reference.
-
-    Returns for each the axes that split a model among its ranks, in words: of such engines rows leave together.
-    """
+def _engines_that_follow(traced: Traced, plan: Plan, handles: Sequence[HandleLike]) -> list[Backend]:
+    """Return the rows of the table of what generates with weights that the program changes; without any, the
+    reference."""
     names = trained_workers(traced) & sampled_workers(traced) & {h.name for h in handles if has_model(h)}
-    places = [plan.place_of(name, "generate") for name in sorted(names)]
-    split = {backend(place.backend): split_by(place) for place in sorted(places, key=split_by)}
-    return split or {backend(REFERENCE): ""}
+    found = dict.fromkeys(backend(plan.place_of(name, "generate").backend) for name in sorted(names))
+    return list(found) or [backend(REFERENCE)]
 
 
-def _pipeline(plan: Plan, engines: Mapping[Backend, str]) -> Iterator[PlanError]:
+def _pipeline(plan: Plan, engines: Sequence[Backend]) -> Iterator[PlanError]:
     """What every engine does, a whole call in program order, is not asked about."""
     steps, usual = plan.pipeline, Pipeline()
     asked = [("order", steps.order, {row: row.orders for row in engines})] if steps.order != usual.order else []
@@ -49,11 +46,9 @@ def _pipeline(plan: Plan, engines: Mapping[Backend, str]) -> Iterator[PlanError]
         asked.append(("publish", steps.publish, {row: row.publishes for row in engines}))
     for key, word, have in asked:
         for row, words in have.items():
-            words = (getattr(usual, key),) if engines[row] else words
             if row.built and word in words:
                 continue
-            name = f"{row.name} split by {engines[row]}" if engines[row] else row.name
-            said = f"runs with {name} have {', '.join(words)} alone" if row.built else f"no run has {row.name}"
+            said = f"runs with {row.name} have {', '.join(words)} alone" if row.built else f"no run has {row.name}"
             fix = f"Write {key}: {getattr(usual, key)}. flowrl simulate says what {word} would gain."
             yield PlanError(f"{key}: {word}: {said}.", at=steps.at.get(key), fix=fix)
 

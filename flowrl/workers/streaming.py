@@ -327,6 +327,24 @@ def tells_tokens(engine: object) -> TypeGuard[TellsTokens]:
     return hasattr(engine, "tokens_since")
 
 
+class OnRanks(Protocol):
+    """An engine that ``ranks`` have together, each a part of it: all make the same calls, in the same order."""
+
+    @property
+    def ranks(self) -> int:
+        """How many."""
+        ...
+
+    def any_rank(self, said: bool) -> bool:
+        """Return whether any of its ranks says so; each of them has to ask. RunError where their rows are not alike."""
+        ...
+
+
+def on_ranks(engine: object) -> TypeGuard[OnRanks]:
+    """Return whether an engine is on several ranks, which have to agree on what each would decide by itself."""
+    return getattr(engine, "ranks", 1) > 1
+
+
 def gathered(rows: Iterable[SampledRow], sampling: Sampling, *, versions: bool = False) -> Sampled:
     """Return the rows of one call, in the order of their numbers, as ``generate`` returns them.
 

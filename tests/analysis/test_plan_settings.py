@@ -16,6 +16,7 @@ from flowrl.analysis.study import Study
 from flowrl.cli.arguments.script import load_script
 from flowrl.errors import PlanError
 from flowrl.placement.cluster.cluster import Cluster
+from flowrl.placement.cluster.mesh import Mesh
 from flowrl.placement.cost.given_costs import GivenCosts
 from flowrl.placement.cost.roofline import Roofline
 from flowrl.placement.plan.plan import Pipeline, Plan
@@ -76,8 +77,12 @@ def test_more_staleness_only_where_it_shortens_a_step():
 def test_publish_modes_are_those_of_the_engine_alone():
     start = study_of("disaggregated_16", costs=GivenCosts(GIVEN), tokens=Tokens(10, "lognormal", (200.0, 1.5)))
     found = refine(start)
-    assert plan_findings(start.under(found.plan))[0] == [], "vllm with tp drains alone"
-    assert found.plan.pipeline.publish == "drain"
+    assert plan_findings(start.under(found.plan))[0] == []
+    assert found.plan.pipeline.publish == "interrupt", "vllm has that, split by tp too, and no continue"
+    at = start.plan.place["actor"]
+    served = replace(at["generate"], backend="sglang", mesh=Mesh.of("dp=8"))
+    other = start.plan.but(place={**start.plan.place, "actor": {**at, "generate": served}})
+    assert refine(start.under(other)).plan.pipeline.publish == "drain", "sglang takes weights between whole calls alone"
 
 
 def search(model: str, cluster: str, staleness=(0,), **parameters: Any):

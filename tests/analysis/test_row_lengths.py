@@ -109,8 +109,7 @@ def test_a_search_reckons_with_the_tail_that_the_simulator_flies(grpo, tmp_path)
 
 
 def of_alike(grpo, tmp_path, alike: float, *, staleness: int = 0, order: str = "fifo", seed: int = 0, steps: int = 24):
-    plan = PLAN.replace("dp: 4, tp: 2", "dp: 8")  # of an engine that is split rows leave together
-    (tmp_path / "plan.yaml").write_text(plan.format(staleness=staleness, order=order, publish="drain"))
+    (tmp_path / "plan.yaml").write_text(PLAN.format(staleness=staleness, order=order, publish="drain"))
     tokens = Tokens(512, "lognormal", (800.0, 1.0, 8192.0), alike=alike)
     asked = {"steps": steps, "prompts_per_step": 16, "group_size": 32}
     return grpo.study(Plan.load(tmp_path / "plan.yaml"), "grpo", tokens=tokens, seed=seed, **asked)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from flowrl.analysis.what_helps import critical_path, explained
 from flowrl.cli import main
 from flowrl.cli.arguments.script import load_script
 from flowrl.placement.cluster.cluster import Cluster
-from flowrl.placement.cluster.mesh import Mesh
 from flowrl.placement.cost.given_costs import GivenCosts
 from flowrl.placement.cost.roofline import Roofline
 from flowrl.placement.plan.plan import Pipeline, Plan
@@ -23,21 +21,14 @@ ROOT = Path(__file__).parents[2]
 GIVEN = {"actor.generate": 6.0, "ref.logprobs": 2.0, "reward.score": 1.0, "actor.update": 3.0, "actor.publish": 0.5}
 
 
-def study(
-    plan: str, *, costs=None, tokens: Tokens | None = None, model: str = "", steps: int = 12, whole=False, **pipeline
-):
-    """The study of a driver under a plan; ``whole``: with an engine on each device of the pool that samples."""
+def study(plan: str, *, costs=None, tokens: Tokens | None = None, model: str = "", steps: int = 12, **pipeline):
     flow = load_script(str(ROOT / "algorithms" / "grpo.py"))
     for handle in flow.handles:
         if model and handle.arguments.get("model") is not None:
             flow.use_model(handle.name, model)
     loaded = Plan.load(ROOT / "algorithms" / "plans" / f"{plan}.yaml")
-    place = dict(loaded.place)
-    if whole:
-        at = place["actor"]
-        place["actor"] = {**at, "generate": replace(at["generate"], mesh=Mesh.of("dp=8"))}
-    if pipeline or whole:
-        loaded = Plan(loaded.pools, place, loaded.cluster, Pipeline(**pipeline))
+    if pipeline:
+        loaded = Plan(loaded.pools, loaded.place, loaded.cluster, Pipeline(**pipeline))
     return flow.study(loaded, costs=costs or GivenCosts(GIVEN), tokens=tokens or Tokens(), steps=steps)
 
 
@@ -139,7 +130,7 @@ def test_the_heavier_the_tail_the_more_is_gained_by_four_steps_in_flight_over_on
     for sigma in (0.1, 0.5, 1.0):
         tokens = Tokens(512.0, "lognormal", (2000.0, sigma, 16384.0))
         costs = Roofline(Cluster.of("h100-80:2x8"))
-        how = {"costs": costs, "tokens": tokens, "model": "qwen3-8b", "steps": 60, "whole": True}
+        how = {"costs": costs, "tokens": tokens, "model": "qwen3-8b", "steps": 60}
         one, four = (study("disaggregated_16", **how, staleness=s).simulate().step_seconds for s in (1, 4))
         assert four < one * 1.02, "with hardly a tail one step off is enough: the pool that trains is always busy"
         gains.append(one / four)

@@ -56,3 +56,26 @@ def opened(fault):
     yield both
     for ours, _ in found.values():
         ours.close()
+
+
+@pytest.fixture(scope="session")
+def split(fault):
+    """Both engines of a model, vLLM split over two ranks: ``split()``."""
+    from split_engine import SplitEngine
+    from vllm_tiny import CONFIGS
+
+    from flowrl.backends import open_engine
+    from flowrl.workers.model_options import Build, Model
+
+    found = []
+
+    def both():
+        fault("")
+        if not found:
+            build = Build(Model(config=CONFIGS["qwen2"]), dtype="fp32", device="cpu")
+            found.extend((SplitEngine(replace(build, axes={"tp": 2})), open_engine("hf", build)))
+        return found
+
+    yield both
+    if found:
+        found[0].close()

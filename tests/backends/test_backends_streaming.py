@@ -116,10 +116,15 @@ class OfVLLM(OfNet):
     engine: Any = None
 
     def __init__(self, opened=None, fault: Any = None):
+        own = type(self)
         if opened is not None:
-            OfVLLM.engine, self.like = opened("qwen2")
-            OfVLLM.fault = staticmethod(fault)
-        self.alone = T.open_engine("hf", replace(OfVLLM.engine.build, device="cpu"))
+            own.engine, self.like = self.both(opened)
+            own.fault = staticmethod(fault)
+        self.alone = T.open_engine("hf", replace(own.engine.build, axes={}, device="cpu"))
+
+    def both(self, opened):
+        """The engine, and the reference engine of its model."""
+        return opened("qwen2")
 
     def begin(self):
         """Begin a test: no rows, and the weights of version 0."""
@@ -136,6 +141,17 @@ class OfVLLM(OfNet):
 
     def spoil(self, token):
         self.fault(f"spoiled {token}")
+
+
+class OfSplitVLLM(OfVLLM):
+    """vLLM split over two ranks, which are asked alike."""
+
+    def both(self, opened):
+        return opened()
+
+    def held(self):
+        """Bytes of the memory of the first rank."""
+        return self.engine.held()
 
 
 class OfSGLang(OfNet):
@@ -198,20 +214,19 @@ class OfSGLang(OfNet):
         self.server.close()
 
 
-VLLM = pytest.param(
-    "vllm",
-    marks=[
-        pytest.mark.vllm,
-        pytest.mark.slow,
-        pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed: make vllm"),
-    ],
-)
+WITH_VLLM = [
+    pytest.mark.vllm,
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed: make vllm"),
+]
+VLLM = [pytest.param("vllm", marks=WITH_VLLM), pytest.param("split", marks=WITH_VLLM)]
 
 
-@pytest.fixture(params=["hf", "fake", "sglang", VLLM])
+@pytest.fixture(params=["hf", "fake", "sglang", *VLLM])
 def it(request, tmp_path):
-    if request.param == "vllm":
-        found = OfVLLM(request.getfixturevalue("opened"), request.getfixturevalue("fault"))
+    if request.param in ("vllm", "split"):
+        kind, opened = (OfVLLM, "opened") if request.param == "vllm" else (OfSplitVLLM, "split")
+        found = kind(request.getfixturevalue(opened), request.getfixturevalue("fault"))
         found.begin()
     else:
         found = OfSGLang(tmp_path) if request.param == "sglang" else {"hf": OfNet, "fake": OfTable}[request.param]()

@@ -16,6 +16,7 @@ from flowrl.backends import open_engine
 from flowrl.batch import Column
 from flowrl.errors import RunError
 from flowrl.workers.model_options import Build, Model, Sampling
+from flowrl.workers.streaming import SampleRequest
 
 pytestmark = [
     pytest.mark.vllm,
@@ -159,3 +160,44 @@ def test_two_ranks_leave_their_memory_and_come_back(tmp_path):
         assert len(one["refused"]) == 2 and all("asleep" in what for what in one["refused"])
         assert one["taken"] == one["awake"] == one["held"] and one["digest"] and one["lazy"] == 0
         assert one["same"] and one["published"] == 1 and one["new"] and one["gap"] < 2e-4
+
+
+def guarded(number, kind, folder, told):
+    """One rank while rows run: what it says of weights that are written, and of the other rank."""
+    ours, theirs, _ = join(number, kind, folder)
+    ours.take_weights(theirs.plain_weights())
+    found = {"alone": ours.any_rank(number == 1), "none": ours.any_rank(False), "ranks": ours.ranks, "said": []}
+    asked = SampleRequest(Column.of(PROMPTS[:4], "prompt", "i32"), 1, torch.arange(4), Sampling(12))
+
+    def says(*calls):
+        try:
+            for call in calls:
+                call()
+        except RunError as error:
+            found["said"].append(error.what)
+
+    call = ours.submit(asked)
+    ours.step()
+    says(ours.shards()[0].tensor.zero_, ours.step)
+    says(lambda: ours.take_weights(theirs.plain_weights()))
+    found["aborted"] = [len(row.ids) for row in ours.abort(call)]
+    ours.take_weights(theirs.plain_weights())
+    ours.submit(asked)
+    rows = {row.row: list(row.ids) for _ in range(12) for row in ours.step()}
+    found["same"] = [rows[i] for i in range(4)] == theirs.generate(
+        asked.prompts, 1, asked.seeds, asked.sampling
+    ).ids.to_list()
+    found["alike"] = ours.any_rank(True)
+    ours._drawn += number
+    says(lambda: ours.any_rank(False))
+    told.send(found)
+    ours.close()
+
+
+def test_two_ranks_find_weights_that_are_written_while_rows_run_and_rows_that_are_not_alike(tmp_path):
+    for one in found_by(guarded, tmp_path, "qwen2"):
+        assert (one["ranks"], one["alone"], one["none"], one["alike"]) == (2, True, False, True)
+        assert one["aborted"] == [1] * 4 and one["same"]
+        written, published, other = one["said"]
+        assert "The weights were written while 4 rows were being sampled" in written == published
+        assert "have drawn other tokens for the same rows" in other

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import flowrl as fl
 from flowrl.cli import main
 from flowrl.errors import PlanError
+from flowrl.lowering.scheme_of_program import scheme_of
 from flowrl.placement.backends import BACKENDS
 from flowrl.placement.cluster.cluster import Cluster
 from flowrl.placement.cluster.mesh import Mesh
@@ -179,16 +180,17 @@ def test_a_publish_that_an_engine_does_not_do_is_refused():
     assert refused.what == "publish: continue: runs with vllm have drain, interrupt alone."
 
 
-def test_an_engine_that_ranks_split_makes_whole_calls():
-    """Each with the line of the plan; where a rank has a whole model, rows leave one by one."""
-    for mesh, wanted in (
-        ("tp=2", ["publish: interrupt: runs with vllm split by tp=2 have drain alone."]),
-        ("dp=2", []),
-    ):
+@pytest.mark.parametrize("pipeline", [{"publish": "interrupt"}, {"order": "window"}, {}])
+def test_rows_of_an_engine_that_ranks_split_leave_one_by_one_too(pipeline):
+    """As where each rank has a whole model; what takes new weights between whole calls alone has one call at a time."""
+    found = []
+    for engine, mesh in (("vllm", "dp=2"), ("vllm", "tp=2"), ("sglang", "dp=2")):
         pools = {"train": Pool("train", device="cpu"), "rollout": Pool("rollout", devices=(0, 1))}
-        place = {"actor": {"train": Place("train"), "generate": Place("rollout", Mesh.of(mesh), "vllm")}}
-        plan = Plan(pools, place, cluster=Cluster.of("cpu:1x2"), pipeline=Pipeline(2, publish="interrupt"))
-        assert [e.what for e in flow.study(plan, runtime="ray").unsupported() if "vllm" in e.what] == wanted
+        place = {"actor": {"train": Place("train"), "generate": Place("rollout", Mesh.of(mesh), engine)}}
+        plan = Plan(pools, place, cluster=Cluster.of("cpu:1x2"), pipeline=Pipeline(2, **pipeline))
+        assert [e.what for e in flow.study(plan, runtime="ray").unsupported() if "vllm" in e.what] == []
+        found.append("actor" in scheme_of(flow.trace(flow.default_program()), plan, flow.handles).one_by_one)
+    assert found == [True, True, bool(pipeline)], "what no run has is flown all the same"
 
 
 @pytest.mark.parametrize("pipeline", [{}, {"publish": "interrupt"}])

@@ -5,9 +5,11 @@ from __future__ import annotations
 import secrets
 import tempfile
 import time
+from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from typing import Any, cast
+from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -63,7 +65,7 @@ def open_engine(build: Build) -> VLLMEngine:
             "experts in vLLM than here, which the proof of a publish cannot tell from a fault.",
             fix="Give the actor dtype='fp32', or write engine: hf.",
         )
-    return (WholeVLLMEngine if whole else VLLMEngine)(build, mirror, version)
+    return VLLMEngine(build, mirror, version)
 
 
 class VLLMEngine(Mirrored):
@@ -71,11 +73,21 @@ class VLLMEngine(Mirrored):
 
     Its weights lie here as they were last published: in vLLM's own parameters, fused, split and rounded as it has them,
     in memory that its process reads in place, and packs as it computes. A token depends on its row's seed and its place
-    alone: rows are those of the reference engine, save rounding. Ranks that split a model have a process each, which
-    make each step together; each rank makes the same calls, with the same rows, and has all results.
+    alone: rows are those of the reference engine, save rounding. Its rows leave one by one, of several calls in one
+    batch. Ranks that split a model have a process each, which make each step together; each rank makes the same calls,
+    with the same rows, in the same order, and has all results. What a rank decides by its clock it has to ask the
+    others first (:meth:`any_rank`).
     """
 
+    #: What a publish may do while rows run.
+    publish_modes = ("drain", "interrupt")
+
     def __init__(self, build: Build, mirror: Any, version: str) -> None:
+        self._running: dict[tuple[int, int], RunningRow] = {}  # with what was told of them; in their order
+        self._paused, self._version = False, 0
+        self._begun_again = True  # since the last pause, as a publish has them do
+        self._written = 0  # how often somebody had written the weights at the last publish
+        self._drawn = 0  # a checksum of the rows that have left, to hold against that of other ranks
         super().__init__(build, mirror, {**{o.name: o.default for o in backend("vllm").options}, **build.options})
         self._team = open_team(build.axes, ("tp",))
         self._memory = _memory_of(mirror, build.axes, self._team)
@@ -85,6 +97,9 @@ class VLLMEngine(Mirrored):
             self._split()
         else:
             _share(mirror, self._memory)
+        # As this process writes them: the model's own, or the parts of a split one.
+        split = [shard.tensor for shard in self._memory.shards]
+        self._weights = split if self._team.data > 1 else list(mirror.net.model.parameters())
         self._probe = probe_rows(mirror.net.config.vocab_size, self.positions)
         with tempfile.TemporaryDirectory(prefix="flowrl-vllm-") as folder:
             config = mirror.net.model.config
@@ -157,85 +172,6 @@ class VLLMEngine(Mirrored):
             "stops": sorted({*self.mirror.eos_ids, *sampling.stop}),
         }
 
-    # -- weights ------------------------------------------------------------------------------------------------------
-
-    def _publish(self) -> None:
-        """Have vLLM take the weights as they are here. Raises RunError where it does not compute with them after."""
-        if self.offloaded is not None:
-            raise asleep()
-        self.publishes += 1
-        what = f"publish {self.publishes} of {self.build.model.title}"
-        began = time.monotonic()
-        full = (self.publishes - 1) % self.options["probe"] == 0
-        probe = self._probe if full else self._probe[:1]
-        self._team.gather("written")
-        here = sums(replace(shard, main=True) for shard in self._memory.shards)
-        wanted: list[list[float]] = []
-        asked = {"number": self.publishes, "weights": self._memory.told, "probe": probe}
-        try:
-            (said,) = self.child.ask("publish", 1, meanwhile=lambda: wanted.extend(self._expected(probe)), **asked)
-        except NotFinite:
-            raise
-        except RunError as error:
-            kind = EngineLost if isinstance(error, EngineLost) else RunError
-            raise kind(f"{what} failed. {error.what}", fix=error.fix) from error
-        self._check_together(what, said, here)
-        gap = check_probe(what, said["probe"], wanted, TOLERANCE[self._dtype])
-        self._emptied = False
-        took = time.monotonic() - began
-        self.published = Published(
-            self._memory.size, load=said["load"], proof=took - said["load"], gap=gap, rows=len(probe)
-        )
-
-    def _check_together(self, what: str, said: Mapping[str, Any], here: Sums) -> None:
-        """Raise RunError where the weights did not arrive on some rank of those that split them; the same on each."""
-        try:
-            check_weights(what, said, here)
-            wrong = None
-        except RunError as error:
-            wrong = error.what, error.fix
-        for place, told in enumerate(self._team.gather(wrong)):
-            if told is not None:
-                part = f" on rank {place} of tp" if self._team.data > 1 else ""
-                raise RunError(told[0].replace(what, what + part, 1), fix=told[1])
-
-    def _expected(self, rows: list[list[int]]) -> list[list[float]]:
-        """Return the log-probabilities of the probe's tokens that transformers computes from the weights."""
-        if self._reference is None:
-            return expected(self.mirror, rows)
-        return self._team.gather(None if self._team.place else self._reference.logprobs(rows))[0]
-
-    # -- memory -------------------------------------------------------------------------------------------------------
-
-    def sleep(self) -> int:
-        """Leave memory to others: the weights here, and what vLLM holds of them, of keys and of values.
-
-        Rows that run keep their tokens. Returns the bytes that this frees; 0 where it sleeps already.
-        """
-        if self.offloaded is not None:
-            return 0
-        (said,) = self.child.ask("sleep", 1, weights=self._memory.told)
-        self._emptied = True
-        return said["freed"] + self._offload((shard.tensor for shard in self._memory.shards), self._memory.empty)
-
-
-class WholeVLLMEngine(VLLMEngine):
-    """One that has a model to itself: ``open_engine(Build(Model("Qwen/Qwen3-0.6B"), options={"kv_cache": 4.0}))``.
-
-    Its rows leave one by one too, of several calls in one batch.
-    """
-
-    #: What a publish may do while rows run.
-    publish_modes = ("drain", "interrupt")
-
-    def __init__(self, build: Build, mirror: Any, version: str) -> None:
-        self._running: dict[tuple[int, int], RunningRow] = {}  # with what was told of them; in their order
-        self._paused, self._version = False, 0
-        self._begun_again = True  # since the last pause, as a publish has them do
-        self._weights = list(mirror.net.model.parameters())
-        self._written = 0  # how often somebody had written them at the last publish
-        super().__init__(build, mirror, version)
-
     # -- rows one by one; see flowrl.workers.streaming.Streams --------------------------------------------------------
 
     @property
@@ -280,11 +216,30 @@ class WholeVLLMEngine(VLLMEngine):
             self._running[grown.call, grown.row].go_on_from(grown)
         return [self._left(ended) for ended in said["left"]]
 
+    @property
+    def ranks(self) -> int:
+        """How many ranks have it together."""
+        return self._team.data
+
+    def any_rank(self, said: bool) -> bool:
+        """Return whether any of the ranks that have it together says so; each of them has to ask.
+
+        Raises RunError where they have drawn other tokens: from here on none would compute what is right.
+        """
+        found, most, least = self._team.largest([int(said), self._drawn, -self._drawn])
+        if most != -least:
+            raise RunError(
+                f"The ranks that split '{self.build.model.title}' have drawn other tokens for the same rows.",
+                fix="Give them processors of one kind and one version of vLLM; if they have, report it.",
+            )
+        return bool(found)
+
     def _left(self, said: Mapping[str, Any]) -> SampledRow | FailedCall:
         """Note that a row has left, or all rows of a call that failed."""
         call, row = said["call"], said["row"]
         if "ids" in said:
             del self._running[call, row]
+            self._drawn = crc32(array("q", (row, *said["ids"])), self._drawn)
             return from_message(said)
         self._running = {key: heard for key, heard in self._running.items() if key[0] != call}
         if "what" in said:
@@ -321,10 +276,37 @@ class WholeVLLMEngine(VLLMEngine):
         (said,) = self.child.ask("prefix_tokens", 1)
         return PrefixTokens(said["asked"], said["found"])
 
+    # -- weights ------------------------------------------------------------------------------------------------------
+
     def _publish(self) -> None:
+        """Have vLLM take the weights as they are here. Raises RunError where it does not compute with them after."""
+        if self.offloaded is not None:
+            raise asleep()
         if self._running and not self._paused and not (self._emptied and self._count_writes() == self._written):
             raise self._written_meanwhile()
-        super()._publish()
+        self.publishes += 1
+        what = f"publish {self.publishes} of {self.build.model.title}"
+        began = time.monotonic()
+        full = (self.publishes - 1) % self.options["probe"] == 0
+        probe = self._probe if full else self._probe[:1]
+        self._team.gather("written")
+        here = sums(replace(shard, main=True) for shard in self._memory.shards)
+        wanted: list[list[float]] = []
+        asked = {"number": self.publishes, "weights": self._memory.told, "probe": probe}
+        try:
+            (said,) = self.child.ask("publish", 1, meanwhile=lambda: wanted.extend(self._expected(probe)), **asked)
+        except NotFinite:
+            raise
+        except RunError as error:
+            kind = EngineLost if isinstance(error, EngineLost) else RunError
+            raise kind(f"{what} failed. {error.what}", fix=error.fix) from error
+        self._check_together(what, said, here)
+        gap = check_probe(what, said["probe"], wanted, TOLERANCE[self._dtype])
+        self._emptied = False
+        took = time.monotonic() - began
+        self.published = Published(
+            self._memory.size, load=said["load"], proof=took - said["load"], gap=gap, rows=len(probe)
+        )
         self._begun_again, self._written = True, self._count_writes()
 
     def _count_writes(self) -> int:
@@ -336,6 +318,44 @@ class WholeVLLMEngine(VLLMEngine):
             f"The weights were written while {len(self._running)} rows were being sampled with them.",
             fix="Call pause() before they are written and resume(version) after.",
         )
+
+    def _check_together(self, what: str, said: Mapping[str, Any], here: Sums) -> None:
+        """Raise RunError where the weights did not arrive on some rank of those that split them; the same on each."""
+        try:
+            check_weights(what, said, here)
+            wrong = None
+        except RunError as error:
+            wrong = error.what, error.fix
+        for place, told in enumerate(self._team.gather(wrong)):
+            if told is not None:
+                part = f" on rank {place} of tp" if self._team.data > 1 else ""
+                raise RunError(told[0].replace(what, what + part, 1), fix=told[1])
+
+    def _expected(self, rows: list[list[int]]) -> list[list[float]]:
+        """Return the log-probabilities of the probe's tokens that transformers computes from the weights."""
+        if self._reference is None:
+            return expected(self.mirror, rows)
+        return self._team.gather(None if self._team.place else self._reference.logprobs(rows))[0]
+
+    # -- memory -------------------------------------------------------------------------------------------------------
+
+    def sleep(self) -> int:
+        """Leave memory to others: the weights here, and what vLLM holds of them, of keys and of values.
+
+        Rows that run keep their tokens. Returns the bytes that this frees; 0 where it sleeps already.
+        """
+        if self.offloaded is not None:
+            return 0
+        (said,) = self.child.ask("sleep", 1, weights=self._memory.told)
+        self._emptied = True
+        return said["freed"] + self._offload((shard.tensor for shard in self._memory.shards), self._memory.empty)
+
+    def wake(self) -> int:
+        """Take the memory of the weights here back; see :meth:`flowrl.backends.mirror.Mirrored.wake`."""
+        before = self._count_writes()
+        taken = super().wake()
+        self._written += self._count_writes() - before  # what comes back is as it was
+        return taken
 
 
 def _memory_of(mirror: Any, axes: Mapping[str, int], team: Team) -> WeightMemory:

@@ -313,15 +313,18 @@ class RankClient:
             ids.append(dropped.popleft())
         return tuple(ids)
 
-    def another_rank(self, rank: int) -> int | None:
-        """Return a rank to keep copies of what one holds: on another machine, or else of the same pool, or else any."""
+    def another_rank(self, rank: int, *, together: bool = False) -> int | None:
+        """Return a rank to keep copies of what one holds: on another machine, or else of the same pool, or else any.
+
+        ``together``: the ranks of the pool compute together, and are lost with it: where there are others, of these.
+        """
         rank = self.stand_in(rank)
         where, pool = self.link.where, self.pool_of(rank)
         others = [other for other in self.all_ranks if other != rank]
 
-        def far(other: int) -> tuple[bool, bool, int]:
-            same = where[other]["node"] == where[rank]["node"]
-            return same, self.pool_of(other) != pool, (other - rank) % (max(self.all_ranks) + 1)
+        def far(other: int) -> tuple[bool, bool, bool, int]:
+            same, mine = where[other]["node"] == where[rank]["node"], self.pool_of(other) == pool
+            return together and mine, same, not mine, (other - rank) % (max(self.all_ranks) + 1)
 
         return min(others, key=far, default=None)
 

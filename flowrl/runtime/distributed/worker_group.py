@@ -104,6 +104,12 @@ class WorkerGroup:
         firsts = {place: rank for rank, place in reversed(list(zip(ranks, places, strict=True)))}
         self.keepers = tuple(firsts[p] for p in range(self.parts))
 
+    def team_of(self, rank: int) -> tuple[int, ...]:
+        """Return the ranks that have the same part of the rows as one of them: they compute together."""
+        place = dict(zip(self.ranks, self.places, strict=True)).get(rank)
+        team = tuple(other for other, there in zip(self.ranks, self.places, strict=True) if there == place)
+        return team or (rank,)
+
     def resize(self, ranks: Sequence[int]) -> None:
         """Be on these ranks, replicas of each other, from here on; others are gone."""
         self.move_to(ranks, range(len(ranks)))

@@ -19,6 +19,7 @@ from ...workers.streaming import (
     Streams,
     gathered,
     knows_waiting,
+    on_ranks,
     tells_tokens,
 )
 from ...workers.user_code.rows_in_progress import Notes
@@ -89,6 +90,15 @@ class SharedEngine:
         """Whether it waits for something to begin."""
         return self.most is not None and self.steps >= self.most
 
+    def any_rank(self, said: bool) -> bool:
+        """Return whether any of the ranks that have the engine together says so; each of them has to ask."""
+        return self.engine.any_rank(said) if on_ranks(self.engine) else said
+
+    def raise_failure(self) -> None:
+        """Raise what the engine has failed with, if it has and is on several ranks: none of them can go on."""
+        if self._broken is not None and on_ranks(self.engine):
+            raise self._broken
+
     @property
     def has_results(self) -> bool:
         """Whether the rows of a request have left that were not taken yet: its call goes first."""
@@ -137,11 +147,12 @@ class SharedEngine:
         for rows in self._requests.values():
             rows.kept_cache |= keep_cache
 
-    def withdraw(self, rows: Rows) -> None:
-        """End the rows of a request: nobody waits for them any more."""
-        self.engine.abort(rows.number)
+    def withdraw(self, rows: Rows) -> list[SampledRow]:
+        """End the rows of a request: nobody waits for them any more. Returns all of them, with what they have."""
+        found = [*rows.ended_since({}), *self.engine.abort(rows.number)]
         self._requests.pop(rows.number, None)
         self._over.discard(rows.number)
+        return found
 
     def abort(self) -> None:
         """End all rows: nobody waits for them any more."""
@@ -243,10 +254,11 @@ class StreamedCall:
         """Whether all its rows have a place in the batch."""
         return self._rows is None or not self._engine.has_waiting(self._rows)
 
-    def withdraw(self) -> None:
-        """End its rows; it is of no more use."""
-        if self._rows is not None:
-            self._engine.withdraw(self._rows)
+    def withdraw(self) -> list[SampledRow]:
+        """End its rows; it is of no more use. Returns those of the op's first request, with what they have."""
+        gone = [] if self._rows is None else self._engine.withdraw(self._rows)
+        first = self.begun_with
+        return gone if first is self._rows or first is None else first.ended_since({})
 
     def step(self) -> bool:
         """Go on by a token, unless the call is over; return whether it is."""

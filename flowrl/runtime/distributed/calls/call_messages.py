@@ -32,13 +32,14 @@ def rank_calls(
 ) -> dict[int, RankCall]:
     """Return what every rank that takes part is told; ``main`` is the first batch, by whose rows work is divided.
 
-    ``rank``: the one that gets all of them. Raises what is wrong with the fields of the arguments.
+    ``rank``: the one that gets all of them, with those that compute with it. Raises what is wrong with the fields of
+    the arguments.
     """
     reads = read_fields(call, group, arguments)
     if group is None:
         shares: Mapping[int, tuple[Key, ...] | None] = {home_of(client, arguments): None}
     elif rank is not None and main is not None:
-        shares = {rank: main.keys}
+        shares = dict.fromkeys(group.team_of(rank), main.keys)
     else:
         spread = call.op.cost == "generate" and main is not None and group.parts > 1 and not group.spec.collective
         expected = client.expected.sizes(call, main, arguments.get("n", 1)) if spread and main is not None else None

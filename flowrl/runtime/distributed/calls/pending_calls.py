@@ -259,7 +259,8 @@ class CallOnRanks:
             return
         for part, reply in kept_of(sent.rank_calls, replies).items():
             rank, id = sent.recipe.moved.get(part, part), sent.rank_calls[part].keep
-            other = self.client.another_rank(rank)
+            together = self.group is not None and self.group.spec.collective
+            other = self.client.another_rank(rank, together=together)
             if other is None or not reply.kinds:
                 continue
             lost = f"{self.call.title} was to be copied, and ranks were started again meanwhile."

@@ -1,5 +1,8 @@
 """Calls on ranks whose rows leave the engines one by one: the ranks of a worker sample for a short time whenever they
-are asked, and say which calls are over by then."""
+are asked, and say which calls are over by then.
+
+Ranks that split a model are asked alike, in one order; the first one answers for them.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,10 @@ from .pending_calls import CallOnRanks, Sent
 
 @dataclass
 class _Part:
-    """What a rank was told of a call, in which epoch, and what has come of it."""
+    """What a rank was told of a call, in which epoch, and what has come of it.
+
+    ``beside``: the ranks that compute with it, with what each has answered; it speaks for them.
+    """
 
     rank_call: RankCall
     epoch: int
@@ -32,6 +38,11 @@ class _Part:
     entered: bool = False
     heard: HeardTokens = field(default_factory=HeardTokens)  # of its rows
     was_answered: bool = False  # before its rows were lost
+    beside: dict[int, Reply | None] = field(default_factory=dict[int, "Reply | None"])
+
+    def asked(self, rank: int) -> dict[int, RankCall]:
+        """Return what this rank and those beside it are told."""
+        return {rank: self.rank_call, **dict.fromkeys(self.beside, replace(self.rank_call, keep=0, frees=()))}
 
 
 class StreamedCallOnRanks(CallOnRanks):
@@ -91,10 +102,15 @@ class StreamedCallOnRanks(CallOnRanks):
         return self.engine.choose_rank() if self.call.groups else None
 
     def _tell(self, calls: Mapping[int, RankCall]) -> dict[int, Any]:
-        epoch, number = self.client.epoch, self.client.new_id
-        self.parts = {rank: _Part(rank_call, epoch, number()) for rank, rank_call in calls.items()}
+        epoch, number, team = self.client.epoch, self.client.new_id, self.engine.group.team_of
+        self.parts = {
+            rank: _Part(call, epoch, number(), beside=dict.fromkeys(r for r in team(rank) if r != rank))
+            for rank, call in calls.items()
+            if rank in self.engine.group.keepers
+        }
         self.engine.calls[self.number] = self
-        return self.client.send("begin", {rank: (part.number, part.rank_call) for rank, part in self.parts.items()})
+        numbers = {r: part.number for rank, part in self.parts.items() for r in (rank, *part.beside)}
+        return self.client.send("begin", {rank: (numbers[rank], call) for rank, call in calls.items()})
 
     def _go_on(self) -> None:
         first, self._first = self._first, None
@@ -108,9 +124,13 @@ class StreamedCallOnRanks(CallOnRanks):
                 self.engine.advance(self._describe())
             return
         del self.engine.calls[self.number]
-        answers = {rank: part.answer for rank, part in self.parts.items()}
+        answers: dict[int, Any] = {}
+        asked: dict[int, RankCall] = {}
+        for rank, part in self.parts.items():
+            answers |= {rank: part.answer, **{r: reply for r, reply in part.beside.items() if reply is not None}}
+            asked |= part.asked(rank)
         same = {rank for rank, part in self.parts.items() if not self.client.restarted_after(part.epoch, rank)}
-        sent = replace(self._sent, rank_calls={rank: part.rank_call for rank, part in self.parts.items()})
+        sent = replace(self._sent, rank_calls=asked)
         _, self._result = self._gather(sent, answers, same)
         self._over = True
 
@@ -147,8 +167,8 @@ class EngineOnRanks:
     ) -> None:
         self.client, self.group, self.on_kept = client, group, on_kept
         self.calls: dict[int, StreamedCallOnRanks] = {}
-        self.steps = dict.fromkeys(group.ranks, 0)  # that their engines have made
-        self._told = dict.fromkeys(group.ranks, 0)  # steps, as a rank has counted them since it began
+        self.steps = dict.fromkeys(group.keepers, 0)  # that their engines have made
+        self._told = dict.fromkeys(group.keepers, 0)  # steps, as a rank has counted them since it began
         self.most: Mapping[int, int] | None = None  # they make no more than so many
         self.chosen: deque[int] = deque()  # ranks for the next groups
         self.open: Collection[tuple[int, int, int]] = ()  # (rank, call, part) that nobody takes the answer of yet
@@ -172,9 +192,9 @@ class EngineOnRanks:
     def choose_rank(self) -> int:
         """Return the rank for a group: the one that was chosen, or else the one that samples the fewest."""
         while self.chosen:
-            if (rank := self.chosen.popleft()) in self.group.ranks:
+            if (rank := self.chosen.popleft()) in self.group.keepers:
                 return rank
-        busy = dict.fromkeys(self.group.ranks, 0)
+        busy = dict.fromkeys(self.group.keepers, 0)
         for _, rank, _ in self._unanswered():
             busy[self.client.stand_in(rank)] += 1
         return min(busy, key=lambda rank: (busy[rank], rank))
@@ -203,7 +223,8 @@ class EngineOnRanks:
         for call, rank, part in self._unanswered():
             if rank == again.rank and (kept := known.get((call.call.index, call.part))) is not None:
                 parts[part.number], wanted[part.number] = part, kept
-        asked = self.client.send("begin_again", {again.rank: (self.group.key, wanted)})
+        words = dict.fromkeys(self.group.team_of(again.rank), (self.group.key, wanted))
+        asked = self.client.send("begin_again", words)
         what = "rows that begin again as they did in the run"
         for number, told in self.client.wait(asked, what)[again.rank].items():
             parts[number].heard, parts[number].entered = HeardTokens.of(told), False
@@ -218,8 +239,13 @@ class EngineOnRanks:
         for call, rank, part in self._unanswered():
             parts[part.number] = call, rank, part
             asked.setdefault(self.client.stand_in(rank), {})[part.number] = part.heard.last
-        words = {rank: (self.group.key, asked[rank], self._steps_left(rank)) for rank in sorted(asked)}
-        found: dict[int, Advanced] = self.client.wait(self.client.send("advance", words), what)
+        words = {
+            one: (self.group.key, asked[rank], self._steps_left(rank))
+            for rank in sorted(asked)
+            for one in self.group.team_of(rank)
+        }
+        answers: dict[int, Advanced] = self.client.wait(self.client.send("advance", words), what)
+        found = {rank: self._together(rank, answers) for rank in asked}
         lost: dict[int, Failed] = {}  # whose rows go on once they are there again
         for rank, advanced in found.items():
             self.steps[rank] = self.steps.get(rank, 0) + advanced.steps - self._told.get(rank, 0)
@@ -237,6 +263,19 @@ class EngineOnRanks:
                 else:
                     self._take(*parts[number][:2], answer)
         self.client.raise_lost_engines(lost, what)
+
+    def _together(self, rank: int, answers: Mapping[int, Advanced]) -> Advanced:
+        """Return what a rank has answered; a call that has failed on one beside it has failed."""
+        mine = answers[rank]
+        over = dict(mine.over)
+        parts = {part.number: part for _, _, part in self._unanswered()}
+        for other in self.group.team_of(rank):
+            for number, answer in answers[other].over.items() if other != rank else ():
+                if isinstance(answer, Reply):
+                    parts[number].beside[other] = answer
+                elif not isinstance(known := over.get(number), Failed) or known.elsewhere:
+                    over[number] = answer
+        return replace(mine, over=over)
 
     def _take(self, call: StreamedCallOnRanks, rank: int, answer: Reply | Failed) -> None:
         part = call.parts[rank]
@@ -258,9 +297,10 @@ class EngineOnRanks:
                     kept_by[rank].append(_kept_tokens(call, part, kept))
                     part.rank_call = replace(part.rank_call, weights=weights, keep=keep, frees=(), kept=kept)
                     remake_rows(self.client, [dict(part.rank_call.arguments)])
-                    part.was_answered = False
+                    part.was_answered, part.beside = False, dict.fromkeys(part.beside)
                     part.epoch, part.entered = self.client.epoch, False
-                    self.client.send("begin", {rank: (part.number, part.rank_call)})
+                    asked = part.asked(rank)
+                    self.client.send("begin", {one: (part.number, told) for one, told in asked.items()})
                     unfinished[call.call.title, call.call.info.step, self.client.stand_in(rank)] += (
                         part.heard.unfinished
                     )

@@ -22,6 +22,7 @@ from ....workers.decode_slots import counted
 from ....workers.engine import Engine, published
 from ....workers.model_options import Build
 from ....workers.model_worker import ModelWorker
+from ....workers.streaming import on_ranks
 from ....workers.user_code.failed_rewards import Failures
 from ....workers.user_code.rows_in_progress import NAME, Notes
 from ....workers.weights.offloaded import offloaded_of
@@ -267,7 +268,9 @@ class Rank(Weights, Policies):
             failed = Failed.of(error)
         all_here = failed is None
         if call.worker is not None and self.specs[call.worker].collective:
-            all_here = everybody(all_here)
+            worker = self.workers[call.worker]
+            engine = worker.engine if isinstance(worker, ModelWorker) else None
+            all_here = not engine.any_rank(not all_here) if on_ranks(engine) else everybody(all_here)
         if failed is None and not all_here:
             failed = Failed(None, "another rank of the call lacks its rows", "", elsewhere=True)
         if failed is not None:

@@ -112,7 +112,15 @@ class RankStreams:
         warnings: list[str] = []
         kept = NOTHING if call.kept is None else KeptRows(tuple(call.kept), call.kept.kept_cache)
         how: Any = {"engine": shared, "notes": self._notes, "warn": warnings.append, "kept": kept}
-        streamed = StreamedCall(op, worker, arguments, call.into, call.info, **how)
+        try:
+            streamed = StreamedCall(op, worker, arguments, call.into, call.info, **how)
+        except BaseException:
+            shared.any_rank(True)
+            raise
+        if shared.any_rank(False):
+            streamed.withdraw()
+            self.fail(number, call.worker, Failed(None, "another rank could not begin it", "", elsewhere=True))
+            return
 
         def again(call: RankCall) -> None:
             self.begin(number, call, op, worker, arguments, reply)
@@ -126,18 +134,17 @@ class RankStreams:
         shared = self._shared[key]
         there = {**self._ended.get(key, {}), **self._begun.get(key, {})}
         old = {number: there[number] for number in wanted if number in there}
-        asked = {number: rows for number, each in old.items() if (rows := each.streamed.begun_with) is not None}
-        found = shared.tokens_since({rows: {} for rows in asked.values()})
+        found: dict[int, list[SampledRow]] = {}
         for number, each in old.items():
-            each.streamed.withdraw()
+            found[number] = each.streamed.withdraw()
             for known in (self._begun, self._ended, self._over):
                 known.get(key, {}).pop(number, None)
         shared.pause()
         shared.resume(version, keep_cache=False)
         told: dict[int, ToldTokens] = {}
         for number, each in old.items():
-            rows = found.get(asked[number], []) if number in asked else []
-            told[number] = ToldTokens.of(KeptRows(_as_known(rows, wanted[number]), wanted[number].kept_cache))
+            rows = _as_known(found[number], wanted[number])
+            told[number] = ToldTokens.of(KeptRows(rows, wanted[number].kept_cache))
             each.begin(replace(each.call, kept=told[number] if wanted[number].tokens else None))
         return told
 
@@ -149,7 +156,8 @@ class RankStreams:
         """Sample for a short time, or until something has come of it; with ``most`` for so many steps and no less.
 
         ``wanted``: the calls whose answers nobody has yet, with the number of the last message of tokens that was heard
-        of each; of others answers are forgotten.
+        of each; of others answers are forgotten. Ranks that have the engine together make as many steps: the first one
+        that stops stops all. Raises what such an engine fails with.
         """
         over = self._over[key] = {n: answer for n, answer in self._over.get(key, {}).items() if n in wanted}
         ended = self._ended[key] = {n: each for n, each in self._ended.get(key, {}).items() if n in wanted}
@@ -158,7 +166,8 @@ class RankStreams:
             shared.most = None if most is None else shared.steps + most
         begun, ends = self._begun.get(key, {}), perf_counter() + SLICE
         before, news = set(over), False  # what was answered before, and is still wanted
-        while begun and over.keys() <= before and not news:
+        stops = not begun
+        while shared is not None and not shared.any_rank(stops):
             for number, each in list(begun.items()):
                 try:
                     if each.streamed.step():
@@ -171,11 +180,11 @@ class RankStreams:
                         found.warnings = (*each.warnings, *found.warnings)
                 elif not each.entered and each.streamed.has_entered:
                     each.entered = news = True
-            if (shared is not None and shared.is_held) or perf_counter() >= ends:
-                break
+            shared.raise_failure()
+            stops = news or not over.keys() <= before or not begun or shared.is_held or perf_counter() >= ends
         entered = tuple(number for number, each in begun.items() if each.entered)
         if shared is not None and (now := perf_counter()) >= self._tell_at.get(key, 0.0):
-            _collect_told(shared, begun.values())
+            _collect_told(shared, [each for each in begun.values() if each.call.keep])  # of others another rank tells
             self._tell_at[key] = perf_counter() + max(TOLD_EVERY, TOLD_TIMES * (perf_counter() - now))
         told = {n: found for n, each in begun.items() if (found := each.teller.tell(wanted.get(n, 0)))}
         return Advanced(dict(over), entered, 0 if shared is None else shared.steps, told)

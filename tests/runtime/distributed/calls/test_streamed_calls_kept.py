@@ -178,7 +178,7 @@ def test_past_the_most_that_is_told_rows_go_on_from_there(module, calm, told, tm
 @pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed: make vllm")
 def test_rows_of_a_vllm_that_is_killed_go_on_from_what_it_had_told(told, tmp_path, monkeypatch):
     """The process of the engine, while its rank lives: the ids are those of the undisturbed run."""
-    from flowrl.backends.vllm.engine import WholeVLLMEngine
+    from flowrl.backends.vllm.engine import VLLMEngine
 
     found = module_of("long_rows_flow")
     larger = replace(found.MODEL, config={**found.MODEL.config, "hidden_size": 64})  # vLLM has no kernel for heads of 8
@@ -189,7 +189,7 @@ def test_rows_of_a_vllm_that_is_killed_go_on_from_what_it_had_told(told, tmp_pat
     place = {"actor": {"train": Place("train"), "generate": served}, "reward": Place("cpu")}
     made = Plan(pools, place, pipeline=Pipeline(staleness=2, publish="interrupt", copies=2))
     wanted, _ = run(found, tmp_path / "calm", made)
-    steps, step = [], WholeVLLMEngine.step
+    steps, step = [], VLLMEngine.step
 
     def dies(engine):
         steps.append(engine)
@@ -198,7 +198,7 @@ def test_rows_of_a_vllm_that_is_killed_go_on_from_what_it_had_told(told, tmp_pat
         time.sleep(0.01)
         return step(engine)
 
-    monkeypatch.setattr(WholeVLLMEngine, "step", dies)
+    monkeypatch.setattr(VLLMEngine, "step", dies)
     rows, place = run(found, tmp_path / "run", made)
     assert isinstance(place.ranks, Direct) and place.ranks.restarted == [1]
     check_equal(rows, wanted, close=1e-4)

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import random
+import threading
+import time
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import flowrl as fl
-from flowrl.runtime.distributed.rank_process.rank_streams import MOST_TOLD, Teller, _collect_told
+from flowrl.batch import CallInfo
+from flowrl.errors import DataError, EngineLost
+from flowrl.runtime.distributed.protocol import Failed, RankCall, Reply
+from flowrl.runtime.distributed.rank_process import rank_streams
+from flowrl.runtime.distributed.rank_process.rank_streams import MOST_TOLD, RankStreams, Teller, _collect_told
 from flowrl.runtime.distributed.told_tokens import HeardTokens
 from flowrl.runtime.local.shared_engine import NOTHING, KeptRows, Rows, SharedEngine
 from flowrl.testing import FakeEngine, Sampling
 from flowrl.workers.streaming import SampleRequest
+from flowrl.workers.user_code.rows_in_progress import Notes
 
 
 @dataclass
@@ -94,3 +103,123 @@ def test_rows_that_kept_their_cache_say_so():
     assert message.kept_cache and {row.versions for row in message} == {((4, 1),)}
     _, again, _ = begin(FakeEngine(stop=()), KeptRows(tuple(message), message.kept_cache))
     assert again.kept_cache
+
+
+class OnRanks(FakeEngine):
+    """An engine that two ranks have together: each asks the other whether to go on, as gloo would have it."""
+
+    def __init__(self, place: int, table: list[bool], meeting: threading.Barrier, **how) -> None:
+        super().__init__(vocab=32, stop=(), tokenizer=SimpleNamespace(), **how)
+        self.place, self.said, self.meeting, self.ranks = place, table, meeting, 2
+
+    def any_rank(self, said: bool) -> bool:
+        self.said[self.place] = said
+        self.meeting.wait(20)
+        found = any(self.said)
+        self.meeting.wait(20)  # the other one has seen it too
+        return found
+
+
+def on_two_ranks(work, lose=None):
+    """What ``work(place, streams, begin, advance)`` gives on each of two ranks that have an engine together.
+
+    ``lose``: the step in which the engine of the second rank fails.
+    """
+    table, meeting, found = [False, False], threading.Barrier(2), [None, None]
+
+    def rank(place: int) -> None:
+        engine = OnRanks(place, table, meeting)
+        if lose is not None and place == 1:
+            step, steps = engine.step, iter(range(lose))
+            engine.step = lambda: step() if next(steps, None) is not None else fail()
+        actor = fl.open(fl.Actor("none", lr=None, max_tokens=40), engine=engine)
+        streams = RankStreams(Notes())
+        op = type(actor).__dict__["generate"]
+        prompts = fl.Column.of([[3], [5]], dim="prompt", dtype="i32")
+
+        def begin(number: int, batch=None) -> None:
+            rows = fl.Batch.of(2, prompt_ids=prompts) if batch is None else batch
+            info = CallInfo(number, "grpo", 0, "actor.generate")
+            call = RankCall("actor.generate", "generate", KEY, {}, info, keep=1 - place)
+            said = op.bind((rows,), {"n": 2})
+            try:
+                streams.begin(number, call, op, actor, said, lambda made: Reply(made["response_ids"].to_list()))
+            except DataError as error:  # as Rank.begin does
+                streams.fail(number, KEY, Failed.of(error))
+
+        found[place] = work(place, streams, begin, engine)
+
+    threads = [threading.Thread(target=rank, args=(place,), daemon=True) for place in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return found
+
+
+KEY = ("actor", True)
+
+
+def fail():
+    raise EngineLost("the process of the engine is gone.")
+
+
+def test_ranks_that_have_an_engine_together_make_as_many_steps(monkeypatch):
+    """Each has a clock of its own, and they stop together whichever says so first."""
+    for name, seconds in (("SLICE", 0.01), ("TOLD_EVERY", 0.0), ("TOLD_TIMES", 0.0)):
+        monkeypatch.setattr(rank_streams, name, seconds)
+
+    def work(place, streams, begin, engine):
+        step = engine.step
+        engine.step = lambda: time.sleep(random.random() * 0.004 * (1 + 3 * place)) or step()
+        steps, rows = [], {}
+        for number in (7, 8, 9):
+            begin(number)
+            steps.append(streams.advance(KEY, {7: 0, 8: 0, 9: 0}).steps)
+        told = []
+        while len(rows) < 3:
+            found = streams.advance(KEY, {number: 0 for number in (7, 8, 9) if number not in rows})
+
+            rows |= {number: reply.value for number, reply in found.over.items()}
+            steps.append(found.steps)
+            told += found.told
+        return steps, rows, told
+
+    (steps, rows, told), (others, same, silent) = on_two_ranks(work)
+    assert steps == others and len(set(steps)) > 5 and rows == same and len(rows) == 3
+    assert told and not silent, "the first one tells for both"
+
+
+def test_what_one_of_them_cannot_begin_neither_has_begun():
+    def work(place, streams, begin, engine):
+        begin(1, fl.Batch.of(2, prompt_ids=fl.Column.of([[3], []], dim="prompt", dtype="i32")) if place else None)
+        failed = streams.advance(KEY, {1: 0}).over[1]
+        running = engine.running()
+        begin(2)
+        over = {}
+        while not over:
+            over = streams.advance(KEY, {2: 0}).over
+        return failed, running, list(over)
+
+    (first, running, over), (second, others, too) = on_two_ranks(work)
+    assert running == others == [] and over == too == [2]
+    assert first.elsewhere and "another rank could not begin it" in first.text
+    assert not second.elsewhere and "The prompt of row 1 is empty" in str(second.error)
+
+
+def test_an_engine_that_fails_on_one_of_them_is_of_no_more_use_to_both():
+    """The rank that has lost it says so at once: the other one would wait for it in the middle of a step."""
+
+    def work(place, streams, begin, engine):
+        begin(1)
+        try:
+            for _ in range(100):
+                streams.advance(KEY, {1: 0}, most=1)
+        except EngineLost as error:
+            engine.meeting.abort()
+            return error.what
+        except threading.BrokenBarrierError:
+            return "alone"
+
+    found = on_two_ranks(work, lose=5)
+    assert found == ["alone", "the process of the engine is gone."]

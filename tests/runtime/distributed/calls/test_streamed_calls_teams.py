@@ -1,0 +1,208 @@
+"""Ranks that have an engine together: the driver asks them alike, the first one answers, and they are lost together.
+
+The engine is `hf` on each of two ranks, in threads, which agree as those of a split model do.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter, defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+import direct
+import pytest
+from flows import events, module_of
+
+import flowrl.backends
+from flowrl.analysis.run_difference import compare_runs
+from flowrl.errors import RankLost, RunError
+from flowrl.placement.cluster.cluster import Cluster
+from flowrl.placement.cluster.mesh import Mesh
+from flowrl.placement.plan.plan import Pipeline, Place, Plan, Pool
+from flowrl.runtime.distributed.rank_process import rank_streams
+from flowrl.runtime.distributed.rank_process.rank import Rank
+from flowrl.runtime.storage.digest_lines import read_begun
+from flowrl.runtime.storage.replay_folder import Replay, prepare_replay
+from flowrl.schedule.events import AGAIN
+
+TOGETHER = ("begin", "advance", "begin_again", "weights_written", "open")
+
+
+class Lanes(direct.Direct):
+    """Each rank does what it is asked in a thread of its own, one after the other: ranks may wait for each other."""
+
+    def __init__(self, pools, **how) -> None:
+        super().__init__(pools, **how)
+        self.lock = nullcontext()
+        self.lanes = {rank: ThreadPoolExecutor(1) for ranks in pools.values() for rank in ranks}
+
+    def send(self, rank, method, *args):
+        if method not in TOGETHER:
+            return super().send(rank, method, *args)
+        return self.lanes[rank].submit(super().send, rank, method, *args)
+
+    def _expect_alive(self, begun, what):
+        """Of those that are waited for: the pool that trains waits in a thread of its own."""
+        if dead := {rank for rank, answer in begun.items() if rank in self.dead or answer is direct.LOST}:
+            raise RankLost(f"rank {min(dead)} died during {what}.", ranks=dead, answers={})
+
+
+class Team:
+    """What two ranks agree on."""
+
+    def __init__(self) -> None:
+        self.said, self.meeting = [False, False], threading.Barrier(2)
+
+    def any_rank(self, place: int, said: bool) -> bool:
+        self.said[place] = said
+        self.meeting.wait(5)
+        found = any(self.said)
+        self.meeting.wait(5)
+        return found
+
+
+@pytest.fixture(autouse=True)
+def teams(monkeypatch):
+    """Engines of `vllm` are those of `hf`; ranks 1 and 2 are a team, 3 and 4 another one, anew when they open again."""
+    found, opened, here = defaultdict(Team), Counter(), threading.local()
+    open_engine, open_worker = flowrl.backends.open_engine, Rank.open
+
+    def open_on(rank, spec):
+        here.number = rank.number
+        return open_worker(rank, spec)
+
+    def open_one(name, build):
+        if name != "vllm":
+            return open_engine(name, build)
+        number = here.number
+        engine = open_engine("hf", replace(build, axes={}, options={}))
+        team, place, shards = found[(number - 1) // 2, opened[number]], (number - 1) % 2, engine.shards
+        opened[number] += 1
+        engine.ranks, engine.any_rank = 2, lambda said: team.any_rank(place, said)
+        engine.shards = lambda: [replace(shard, main=shard.main and number == 1) for shard in shards()]
+        return engine
+
+    monkeypatch.setattr(Rank, "open", open_on)
+    monkeypatch.setattr(Rank, "join_pool", lambda *said: None)
+    monkeypatch.setattr(flowrl.backends, "open_engine", open_one)
+    monkeypatch.setattr(direct, "Direct", Lanes)
+    for name in ("SLICE", "TOLD_EVERY", "TOLD_TIMES"):
+        monkeypatch.setattr(rank_streams, name, 0.002 if name == "SLICE" else 0.0)
+
+
+def plan(mesh: str = "", **pipeline) -> Plan:
+    """One rank trains, and others sample: one by itself, or teams of two."""
+    size = Mesh.of(mesh).size if mesh else 1
+    pools = {
+        "train": Pool("train", devices=(0,)),
+        "rollout": Pool("rollout", devices=tuple(range(1, 1 + size))),
+        "cpu": Pool("cpu", processes=1),
+    }
+    served = Place("rollout", Mesh.of(mesh), "vllm") if mesh else Place("rollout")
+    place = {"actor": {"train": Place("train"), "generate": served}, "reward": Place("cpu")}
+    return Plan(pools, place, cluster=Cluster.of(f"cpu:1x{1 + size}"), pipeline=Pipeline(**pipeline))
+
+
+@pytest.fixture(scope="module")
+def module():
+    return module_of("long_rows_flow")
+
+
+def run(module, out: Path, made: Plan, **how):
+    """Returns the rows that the witness has seen, and the executor."""
+    module.Witness.rows.clear()
+    outcome, place = direct.run_direct(module.flow, made, out, save_models=False, **how)
+    rows = {key: row for (_, key), row in module.Witness.rows.items()}
+    assert outcome.status == "done" and len(rows) == module.STEPS * module.PROMPTS * module.GROUP
+    return rows, place
+
+
+@pytest.fixture(scope="module")
+def calm(module, tmp_path_factory):
+    """The rows of a run whose engine is on one rank."""
+    return run(module, tmp_path_factory.mktemp("calm") / "run", plan(staleness=1, publish="interrupt"))[0]
+
+
+def check_equal(found, wanted):
+    assert found.keys() == wanted.keys()
+    for key, row in wanted.items():
+        now = found[key]
+        assert (now["response_ids"], now["finished"]) == (row["response_ids"], row["finished"])
+        assert now["rollout_logprobs"] == pytest.approx(row["rollout_logprobs"], abs=1e-5)
+        assert now["versions"] == sorted(now["versions"])
+
+
+@pytest.mark.parametrize(
+    ("mesh", "pipeline"),
+    [
+        ("tp=2", {"staleness": 1, "publish": "interrupt"}),
+        ("tp=2", {"staleness": 2, "chunks": 2}),
+        ("dp=2,tp=2", {"staleness": 2, "publish": "interrupt"}),
+        ("dp=2,tp=2", {"staleness": 2, "order": "window", "publish": "interrupt"}),
+    ],
+)
+def test_both_ranks_of_a_team_are_asked_alike_and_the_first_one_answers(module, calm, tmp_path, mesh, pipeline):
+    found, place = run(module, tmp_path / "run", plan(mesh, **pipeline))
+    check_equal(found, calm)
+    size = Mesh.of(mesh).size
+    asked = {rank: [m for r, m in place.ranks.calls if r == rank and m in TOGETHER] for rank in range(1, 1 + size)}
+    for rank in range(1, 1 + size, 2):
+        assert asked[rank] == asked[rank + 1] and asked[rank].count("begin") > 1
+    lines = [json.loads(line) for line in (tmp_path / "run" / "timeline.jsonl").read_text().splitlines()]
+    ranks = [{rank for rank, *_ in line["ranks"]} for line in lines if line["node"] == "actor.generate"]
+    assert ranks and all({r + 1 if r % 2 else r - 1 for r in each} == each for each in ranks)
+    assert place.client.traffic.payload == 0 and not events(tmp_path / "run", "lost")
+
+
+@pytest.mark.parametrize(("rank", "count"), [(1, 9), (2, 9), (2, 25)])
+def test_ranks_of_a_team_are_lost_together_and_their_rows_go_on(module, calm, tmp_path, rank, count):
+    """With the weights that were kept aside, from the tokens that the first of them has told."""
+    made = plan("tp=2", staleness=1, publish="interrupt", copies=2)
+    found, place = run(module, tmp_path / "run", made, kill=("advance", count, rank))
+    check_equal(found, calm)
+    assert sorted(place.ranks.restarted) == [1, 2]
+    assert [e["text"] for e in events(tmp_path / "run", "renewed")] == ["ranks 1, 2"]
+    assert f"rank {rank} died during actor.generate" in events(tmp_path / "run", "lost")[0]["text"]
+    kept = [event["text"] for event in events(tmp_path / "run", "kept")]
+    assert kept and all("kept tokens: actor.generate of step" in text and "on rank 1" in text for text in kept)
+    copies = [r for r, method in place.ranks.calls if method == "keep_copy"]
+    assert copies and not {1, 2} & set(copies), "those of both are on a rank that is not lost with them"
+
+
+def test_rows_that_ranks_of_a_team_had_not_alike_end_the_run(module, tmp_path, monkeypatch):
+    """As a rank that has drawn other tokens says it."""
+    agree, asked = Team.any_rank, []
+
+    def differ(team, place, said):
+        found = agree(team, place, said)
+        asked.append(place)
+        if len(asked) > 40:
+            raise RunError("The ranks that split 'random llama' have drawn other tokens for the same rows.")
+        return found
+
+    monkeypatch.setattr(Team, "any_rank", differ)
+    with pytest.raises(RunError, match="have drawn other tokens for the same rows"):
+        run(module, tmp_path / "run", plan("tp=2", staleness=1, publish="interrupt"))
+
+
+@pytest.mark.parametrize("kill", [None, ("advance", 25, 2)])
+def test_a_run_of_teams_is_done_again_bit_for_bit(module, tmp_path, kill):
+    """Each team makes as many steps between two starts as it made; rows begin again where they did, on both ranks."""
+    mesh = "tp=2" if kill else "dp=2,tp=2"
+    made = plan(mesh, staleness=2, publish="interrupt", copies=2)
+    run(module, tmp_path / "run", made, kill=kill)
+    begun, taken = read_begun(tmp_path / "run", "long_rows")
+    assert len(begun) > 6 and any(each.number == AGAIN for each in begun) == (kill is not None)
+    replay = Replay(str(tmp_path / "run"), 0, begun=begun, taken=taken)
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    prepare_replay(tmp_path / "run", tmp_path / "again", record, replay, 0, 0)
+    run(module, tmp_path / "again", made, resume=True, allow_changed=True)
+    found = compare_runs(tmp_path / "run", tmp_path / "again")
+    assert found.is_equal and found.calls
+    again, _ = read_begun(tmp_path / "again", "long_rows")
+    least = min(len(begun), len(again))  # publishes of the last steps are in no record
+    assert again[:least] == begun[:least]
