@@ -40,10 +40,11 @@ class Run:
     program: str | None = None
     warm: tuple[str, ...] = ("actor",)
     falls: bool = field(default=False)
+    name: str = ""  # in the place of the driver's and the preset's
 
     @property
     def title(self) -> str:
-        return self.driver if self.preset in (None, self.driver) else f"{self.driver}-{self.preset}"
+        return self.name or self.driver if self.preset in (None, self.driver) else f"{self.driver}-{self.preset}"
 
 
 GRPO = ["grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gspo", "cispo", "sapo"]
@@ -75,6 +76,9 @@ RUNS = [
     Run("online_dpo", None, "reward", 0.7, (*ONE_DIGIT, "--steps", "120")),
     Run("judge", None, "exact_match", 0.6, ("--teach.one-digit", "1.0", "--judged.one-digit", "1.0",
         "--teach.steps", "150", "--judged.steps", "150"), program="teach,judged"),
+    Run("judge", None, "reward", 0.7, ("--teach.one-digit", "1.0", "--two_agents.one-digit", "1.0",
+        "--teach.steps", "150", "--two_agents.steps", "150"), program="teach,two_agents", name="two_agents"),
+    *(Run("tool_use", p, "reward", 0.8, program="warmup,tool_use", warm=()) for p in ("tool_use", "gigpo", "turns")),
     Run("gigpo", None, "reward", 0.33, ("--steps", "300"), warm=()),
     Run("safe_rlhf", None, "reward", 0.4, (*ONE_DIGIT, "--steps", "150")),
     Run("rlhf", None, "exact_match", 0.3, ("--rlhf.one-digit", "1.0", "--preferences.one-digit", "1.0",
