@@ -41,7 +41,7 @@ def load(worker: Any, parameters: Mapping[str, Tensor], packed: bool) -> set[str
 def hold(memory: Tensor) -> None:
     """Lock the memory of another process that weights are read from, which lasts as long as this one.
 
-    Copies from there are several times as fast. Memory that is given back while it is locked breaks other copies.
+    Copies from there are faster. Memory that is given back while it is locked breaks other copies.
     """
     begin, size = memory.data_ptr(), memory.nbytes
     if begin not in _LOCKED and int(_runtime().cudaHostRegister(begin, size, 0)) == 0:

@@ -1,4 +1,4 @@
-"""The self test of a machine: a tiny warm-up and a few steps of GRPO in each runtime, and by each backend on CPUs."""
+"""The self test of a machine: a tiny warm-up and a few steps of GRPO in each runtime, and by each backend."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...placement.backends import names_of
+from ...placement.backends import backend, names_of
 from ...shipped import find_plan
 
 SECONDS = 300  # of one runtime, at most: it takes 10 to 20 where nothing else runs, and an engine up to a minute
@@ -51,9 +51,13 @@ def try_runtime(runtime: str) -> Trial:
 
 
 def engine_plan(engine: str) -> str:
-    """Return the plan, as its file says it, of a process that trains beside an engine that generates."""
+    """Return the plan, as its file says it, of a process that trains beside an engine that generates.
+
+    On the GPU where there is one and runs have the engine there.
+    """
+    device = "cpu" if backend(engine).cpu_alone else "auto"
     return f"""\
-pools: {{train: {{device: cpu}}, rollout: {{device: cpu}}}}
+pools: {{train: {{device: {device}}}, rollout: {{device: {device}}}}}
 place:
   actor:
     train:    {{pool: train}}

@@ -81,7 +81,9 @@ def test_an_engine_does_not_whose_are_others_or_were_not_compared(wrong):
 def test_each_backend_that_only_generates_has_a_plan_that_check_takes():
     assert ENGINES == tuple(row.name for row in BACKENDS.values() if row.generates and not row.trains) != ()
     for engine in ENGINES:
-        place = read(engine_plan(engine)).to_json()["place"]["actor"]
+        said = read(engine_plan(engine)).to_json()
+        place, devices = said["place"]["actor"], {pool["device"] for pool in said["pools"].values()}
+        assert devices == {"cpu" if BACKENDS[engine].cpu_alone else "auto"}
         assert place["generate"]["engine"] == engine and "engine" not in place["train"]
 
 
