@@ -44,9 +44,7 @@ TRAITS: dict[str, Callable[[Backend], Any]] = {
     "axes that a run has": lambda row: (
         _words(row.axes if row.run_axes is None else row.run_axes) if row.built else False
     ),
-    "a run refuses it on GPUs": lambda row: (
-        row.cpu_alone or ("with " + _words(row.cpu_axes) if row.cpu_axes else False)
-    ),
+    "a run refuses it on GPUs": lambda row: row.cpu_alone or _on_cpus(row),
     "a model over several ranks": lambda row: row.collective,
     "takes new weights by": lambda row: _words(row.publishes),
     "log-probabilities of what it samples": lambda row: _words(row.logprobs),
@@ -134,6 +132,12 @@ def traits() -> str:
         cells = [of(row) for row in ROWS.values()]
         lines.append([said, *(("yes" if c else "") if isinstance(c, bool) else c for c in cells)])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _on_cpus(row: Backend) -> str | bool:
+    """What runs have had on CPUs alone."""
+    found = [f"with `{axis}`" for axis in row.cpu_axes] + (["mixtures of experts"] if row.cpu_experts else [])
+    return ", ".join(found) or False
 
 
 def _words(names: tuple[str, ...]) -> str | bool:

@@ -75,10 +75,11 @@ def models_on_processes(study: Study) -> Iterator[Lint]:
 
 def never_run(study: Study) -> Iterator[Lint]:
     """Yield a remark for what no run has had on GPUs, an engine or an axis of its mesh: other commands know it."""
-    for worker, use, place, _ in placed_models(study):
+    for worker, use, place, role in placed_models(study):
         row = backend(place.backend)
         known = {axis: size for axis, size in place.mesh.said.items() if axis in row.axes}
-        for what, _ in row.unrun(known, place.options, kind) if (kind := _gpus(study, place)) else ():
+        experts = role.model is not None and bool(role.model.experts)
+        for what, _ in row.unrun(known, place.options, kind, experts=experts) if (kind := _gpus(study, place)) else ():
             title = study.plan.title_of(worker, use)
             yield Lint("unrun", f"{title}: {what} flowrl run refuses it.", place.at or file_of(study))
 

@@ -27,6 +27,7 @@ def unsupported(traced: Traced, plan: Plan, handles: Sequence[HandleLike], runti
     if runtime != "ray":
         yield from _devices(plan)
         yield from _engines(plan)
+    yield from _row_by_row(traced, plan)
     yield from _backends(traced, plan, handles)
 
 
@@ -99,6 +100,19 @@ def _engines(plan: Plan) -> Iterator[PlanError]:
                 "in one process a pool has one engine for both.",
                 at=stated[1].at,
                 fix="Give it a pool of its own to generate in, or name one that does both.",
+            )
+
+
+def _row_by_row(traced: Traced, plan: Plan) -> Iterator[PlanError]:
+    """Yield the calls, such as rollouts, that sample row by row from an engine that is split over ranks."""
+    calls = [c for trail in traced.trails for c in trail.calls if c.op.external]
+    for title, name in dict.fromkeys((call.title, name) for call in calls for name in call.serves):
+        place = plan.place_of(name, "generate")
+        if place.mesh.size > place.mesh["dp"]:
+            yield PlanError(
+                f"{title} samples from '{name}' row by row, and its engine is split over ranks ({place.mesh}).",
+                at=place.at or plan.pools[place.pool].at,
+                fix=f"Give the generate place of '{name}' a mesh of dp alone.",
             )
 
 

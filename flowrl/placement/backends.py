@@ -109,7 +109,7 @@ class Backend:
     mesh; adapters and frozen weights on axes other than ``adapters`` and ``freezes``; without CUDA ``cuda_axes`` and,
     for a mixture of experts, ``cuda_expert_axes``; in a run all axes but ``run_axes``, where these are said.
     ``cpu_alone``: no run had it on anything but CPUs, and runs refuse it elsewhere, unless its option ``remote`` says
-    where it is; ``cpu_axes``: the same of a mesh with these axes.
+    where it is; ``cpu_axes``: the same of a mesh with these axes; ``cpu_experts``: and of a mixture of experts.
 
     What it costs: ``sequence_parallel``: activations are split along ``tp`` everywhere. ``optimizer_over_copies``: the
     optimizer's state is split over the copies of a weight too. ``chunked_logits``: those of a micro-batch are never all
@@ -145,6 +145,7 @@ class Backend:
     cuda_expert_axes: tuple[str, ...] = ()
     cpu_alone: bool = False
     cpu_axes: tuple[str, ...] = ()
+    cpu_experts: bool = False
     remote: str = ""
     sequence_parallel: bool = False
     optimizer_over_copies: bool = False
@@ -159,11 +160,11 @@ class Backend:
         return bool(self.module)
 
     def unrun(
-        self, sizes: Mapping[str, int], said: Mapping[str, object], device: str = "cpu"
+        self, sizes: Mapping[str, int], said: Mapping[str, object], device: str = "cpu", *, experts: bool = False
     ) -> Iterator[tuple[str, str]]:
         """Yield, for each axis of a mesh and option that runs do not have, what is wrong and what to do instead.
 
-        ``device``: the kind that it is placed on.
+        ``device``: the kind that it is placed on; ``experts``: the model is a mixture of them.
         """
         for axis, size in sizes.items():
             if self.run_axes is not None and axis not in self.run_axes:
@@ -179,6 +180,9 @@ class Backend:
         for axis in (a for a in self.cpu_axes if device != "cpu" and sizes.get(a, 1) > 1):
             what = f"{self.name} has run with {axis}={sizes[axis]} on CPUs alone, and this place has {device}."
             yield what, f"Write dp in place of {axis}, or give the pool processes or device: cpu."
+        if self.cpu_experts and experts and device != "cpu":
+            what = f"{self.name} has run mixtures of experts on CPUs alone, and this place has {device}."
+            yield what, f"Write engine: {REFERENCE}, or give the pool processes or device: cpu."
 
     def does(self, use: str) -> bool:
         """Return whether it does what a place is for: ``train`` or ``generate``."""
@@ -293,6 +297,7 @@ _ROWS = (
         ),
         run_axes=("dp", "tp"),
         cpu_axes=("tp",),
+        cpu_experts=True,
         proposed=True,
     ),
     Backend(

@@ -97,7 +97,7 @@ def test_what_it_does_not_do_on_a_device_is_refused():
     build = Build(Model(config=CONFIGS["llama"]), dtype="fp32", device="cuda")
     with pytest.raises(ModelError, match="tp=2 on CPUs alone"):
         open_engine("vllm", replace(build, axes={"tp": 2}))
-    with pytest.raises(ModelError, match="mixtures of experts .* on CPUs alone"):
+    with pytest.raises(ModelError, match="mixtures of experts on CPUs alone"):
         open_engine("vllm", replace(build, model=Model(config=CONFIGS["qwen3_moe"])))
     with pytest.raises(ModelError, match="the build for CUDA, and this place has the CPU"):
         open_engine("vllm", replace(build, device="cpu"))

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import flowrl as fl
-from flowrl.cli import main
+from flowrl.cli import load_script, main
 from flowrl.errors import PlanError
 from flowrl.lowering.scheme_of_program import scheme_of
 from flowrl.placement.backends import BACKENDS
@@ -191,6 +191,18 @@ def test_rows_of_an_engine_that_ranks_split_leave_one_by_one_too(pipeline):
         assert [e.what for e in flow.study(plan, runtime="ray").unsupported() if "vllm" in e.what] == []
         found.append("actor" in scheme_of(flow.trace(flow.default_program()), plan, flow.handles).one_by_one)
     assert found == [True, True, bool(pipeline)], "what no run has is flown all the same"
+
+
+@pytest.mark.parametrize(("mesh", "program"), [("dp=2", "tool_use"), ("tp=2", "tool_use"), ("tp=2", "warmup")])
+def test_episodes_that_would_sample_from_an_engine_that_ranks_split_are_refused(mesh, program):
+    """A program that only trains may have such a plan."""
+    played = load_script(str(ROOT / "algorithms" / "tool_use.py"))
+    pools = {"train": Pool("train", devices=(0,)), "rollout": Pool("rollout", devices=(1, 2)), "cpu": Pool("cpu")}
+    place = {"actor": {"train": Place("train"), "generate": Place("rollout", Mesh.of(mesh), "vllm")}}
+    plan = Plan(pools, {**place, "task": Place("cpu"), "test": Place("cpu")}, cluster=Cluster.of("cpu:1x3"))
+    errors = list(played.study(plan, program=program, runtime="ray").unsupported())
+    said = "task.rollout samples from 'actor' row by row, and its engine is split over ranks (tp=2)."
+    assert [e.what for e in errors] == ([said] if (mesh, program) == ("tp=2", "tool_use") else [])
 
 
 @pytest.mark.parametrize("pipeline", [{}, {"publish": "interrupt"}])

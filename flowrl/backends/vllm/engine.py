@@ -54,12 +54,10 @@ def open_engine(build: Build) -> VLLMEngine:
         raise ModelError(what, fix=fix)
     whole = Mesh(build.axes)["tp"] == 1
     mirror = open_mirror(build if whole else replace(build, axes={}), "vllm", (*KINDS, *_MIXTURES))
-    if mirror.net.config.model_type in _MIXTURES and device.type != "cpu":
-        raise ModelError(
-            f"vLLM has computed mixtures of experts such as '{build.model.title}' for flowrl on CPUs alone.",
-            fix="Write engine: hf, or give the pool processes or device: cpu.",
-        )
-    if mirror.net.config.model_type in _MIXTURES and mirror.net.compute != torch.float32:
+    mixture = mirror.net.config.model_type in _MIXTURES
+    for what, fix in backend("vllm").unrun({}, {}, device.type, experts=mixture):
+        raise ModelError(what, fix=fix)
+    if mixture and mirror.net.compute != torch.float32:
         raise ModelError(
             f"Rounded to {str(mirror.net.compute).removeprefix('torch.')}, tokens of '{build.model.title}' take other "
             "experts in vLLM than here, which the proof of a publish cannot tell from a fault.",

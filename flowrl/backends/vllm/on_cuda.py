@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor
 
-#: Memory of other processes that is locked for copies to the device: its bytes, by where they begin.
-_LOCKED: dict[int, int] = {}
+#: Memory of other processes that is read from, by where it begins: whether it is locked for copies to the device.
+_LOCKED: dict[int, bool] = {}
 
 
 def engine_options(*, compiled: bool) -> dict[str, Any]:
@@ -43,9 +44,13 @@ def hold(memory: Tensor) -> None:
 
     Copies from there are faster. Memory that is given back while it is locked breaks other copies.
     """
-    begin, size = memory.data_ptr(), memory.nbytes
-    if begin not in _LOCKED and int(_runtime().cudaHostRegister(begin, size, 0)) == 0:
-        _LOCKED[begin] = size
+    begin = memory.data_ptr()
+    if begin in _LOCKED:
+        return
+    _LOCKED[begin] = int(_runtime().cudaHostRegister(begin, memory.nbytes, 0)) == 0
+    if not _LOCKED[begin]:
+        with suppress(RuntimeError):  # CUDA tells the next call of what has failed: this one hears it
+            torch.zeros(1, device="cuda")
 
 
 def _runtime() -> Any:
@@ -55,20 +60,22 @@ def _runtime() -> Any:
 
 def _unlock() -> None:
     """Let memory go again: what is locked would stay with numbers of before when its pages are given back."""
-    for begin in _LOCKED:
-        _runtime().cudaHostUnregister(begin)
+    for begin, is_locked in _LOCKED.items():
+        if is_locked:
+            _runtime().cudaHostUnregister(begin)
     _LOCKED.clear()
 
 
 def sleep(worker: Any, parameters: Mapping[str, Tensor]) -> int:
     """Free weights, keys and values. Returns the bytes."""
     _unlock()
-    torch.cuda.synchronize()
-    before, _ = torch.cuda.mem_get_info()
-    worker.sleep(level=2)  # weights are not kept: the next ones come by a publish
+    runner = worker.model_runner
+    held = [*runner.kv_caches, *runner.get_model().parameters()]
+    freed = {s.data_ptr(): s.nbytes() for s in (tensor.untyped_storage() for tensor in held)}
+    with suppress(AssertionError):  # it looks at the whole device, of which others may take memory meanwhile
+        worker.sleep(level=2)  # weights are not kept: the next ones come by a publish
     torch.cuda.empty_cache()
-    after, _ = torch.cuda.mem_get_info()
-    return after - before
+    return sum(freed.values())
 
 
 def wake(worker: Any) -> None:

@@ -8,7 +8,7 @@ import os
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import CodeType, FrameType, ModuleType
 from typing import Any
@@ -20,18 +20,34 @@ _HOME = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__
 _STAND_INS = tuple(os.path.join(_HOME, "graph", "stand_ins", name) for name in ("scalars.py", "symbols.py"))
 _SHIPPED = str(FOLDER) + os.sep
 _PACKAGE = __name__.partition(".")[0] + "."
-_INSTALLED = "stdlib", "platstdlib", "purelib", "platlib"
 
 
 def _libraries() -> tuple[str, ...]:
-    """Folders of libraries: Python's own, and others on its path where packages were installed.
+    """Return where libraries lie: Python's own folders, and packages that were installed into others on its path.
 
-    Those of ``pip install --target`` and of Debian are no folders of its own. What an editable install names lies
-    elsewhere, and is the user's.
+    Those of ``pip install --target`` and of Debian are no folders of its own. What lies beside them, and what an
+    editable install names, is the user's.
     """
-    others = [path for path in sys.path if path and next(Path(path).glob("*.dist-info"), None) is not None]
-    found = [sysconfig.get_path(name) for name in _INSTALLED] + [os.path.abspath(path) for path in others]
-    return tuple(path + os.sep for path in dict.fromkeys(found))
+    own = [sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    others = [os.path.abspath(path) for path in dict.fromkeys(sys.path) if path]
+    found = [path for folder in others if folder + os.sep not in own for path in _installed(folder)]
+    return tuple(dict.fromkeys(own + found))
+
+
+def _installed(folder: str) -> Iterator[str]:
+    """Yield files and folders of the packages that say, by a record, that they were installed there."""
+    try:
+        infos = [name for name in os.listdir(folder) if name.endswith(".dist-info")]
+    except OSError:  # it is not there, or may not be read
+        return
+    for info in infos:
+        for record in ("RECORD", "top_level.txt"):
+            try:
+                lines = Path(folder, info, record).read_text(encoding="utf-8").splitlines()
+            except OSError:
+                continue
+            for name in {line.split(",")[0].split("/")[0] for line in lines} - {"", "..", info}:
+                yield os.path.join(folder, name) + ("" if name.endswith(".py") else os.sep)
 
 
 _LIBRARIES = _libraries()

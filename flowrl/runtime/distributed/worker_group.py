@@ -310,7 +310,9 @@ class WorkerGroup:
         assert received == moves.received, f"{what} brought {received} bytes, planned were {moves.received}"
         self.client.note_move(what, moves, answers)
         self.received = moves.total
-        written = self.client.call_all(self.ranks, "weights_written", self.key, version, keep_cache, what=what)
+        # Ranks that split an engine ask each other as they take weights and as calls begin: each in one order.
+        method = "weights_written_in_turn" if self.spec.collective and self.spec.serving else "weights_written"
+        written = self.client.call_all(self.ranks, method, self.key, version, keep_cache, what=what)
         self.stamps |= _stamps({rank: stamped for rank, (stamped, _) in written.items()})
         self.published = Published.of_ranks(told for _, told in written.values())
         assert wanted is not None, "what is installed has a digest"

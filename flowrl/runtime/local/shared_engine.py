@@ -94,6 +94,10 @@ class SharedEngine:
         """Return whether any of the ranks that have the engine together says so; each of them has to ask."""
         return self.engine.any_rank(said) if on_ranks(self.engine) else said
 
+    def give_up(self, error: BaseException) -> None:
+        """Note that the engine has failed: it is of no more use where it is on several ranks."""
+        self._broken = self._broken or error
+
     def raise_failure(self) -> None:
         """Raise what the engine has failed with, if it has and is on several ranks: none of them can go on."""
         if self._broken is not None and on_ranks(self.engine):

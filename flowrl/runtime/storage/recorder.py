@@ -229,7 +229,8 @@ class Recorder:
             keep_tokenizer(self.folder, tokenizer)
             self._kept_tokenizer = tokenizer
         columns = {n: some[n].to_list() for n in some.fields}
-        kept = "versions" in columns and bool(values_of_marks(some["versions"].marks, "cache"))
+        told = columns.keys() >= {"versions", "response_mask"}
+        kept = told and bool(values_of_marks(some["versions"].marks, "cache"))
         for i, key in enumerate(some.keys):
             line: dict[str, Any] = {"program": program, "step": step, "key": list(key)}
             line |= {f"batch.{n}" if n in WHERE else n: c[i] for n, c in columns.items() if _plain(c[i])}

@@ -4,16 +4,33 @@ import os
 import subprocess
 import sys
 
+import pytest
 
-def test_what_is_installed_in_a_folder_on_the_path_is_a_library(tmp_path):
-    """As by ``pip install --target``, or by Debian; a folder of modules alone is the user's."""
-    for folder in ("packages", "mine"):
-        (tmp_path / folder).mkdir()
-    (tmp_path / "packages" / "bought.py").write_text("def call():\n    return None\n")
-    (tmp_path / "packages" / "bought-1.0.dist-info").mkdir()
-    (tmp_path / "mine" / "written.py").write_text("def call():\n    return None\n")
-    code = "import bought, json, torch, written; from flowrl.graph.script.site import is_users; "
-    code += "print([is_users(x) for x in (bought, bought.call, json, torch, written, written.call)])"
-    path = os.pathsep.join([str(tmp_path / "packages"), str(tmp_path / "mine"), *filter(None, sys.path)])
-    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True)
-    assert done.stdout.decode().split("\n")[0] == "[False, False, False, False, True, True]", done.stderr.decode()
+CODE = """
+import bought, json, one_file, torch, written
+from flowrl.graph.script.site import is_users
+print([is_users(x) for x in (bought, bought.call, one_file, json, torch, written, written.call)])
+"""
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_what_is_installed_in_a_folder_on_the_path_is_a_library(tmp_path, beside):
+    """As by ``pip install --target``, or by Debian; what lies beside it, or in a folder of modules alone, is not."""
+    packages, mine = tmp_path / "packages", tmp_path / ("packages" if beside else "mine")
+    (packages / "bought").mkdir(parents=True)
+    mine.mkdir(exist_ok=True)
+    for file in (packages / "bought" / "__init__.py", packages / "one_file.py", mine / "written.py"):
+        file.write_text("def call():\n    return None\n")
+    for name, record in (
+        ("bought", "bought/__init__.py,sha256=0,1\nbought-1.0.dist-info/RECORD,,\n../../bin/bought,,\n"),
+        ("one_file", "one_file.py,,\n"),
+    ):
+        (packages / f"{name}-1.0.dist-info").mkdir()
+        (packages / f"{name}-1.0.dist-info" / "RECORD").write_text(record)
+    unread = tmp_path / "unread"
+    unread.mkdir(mode=0)
+    path = os.pathsep.join([str(packages), str(mine), str(unread / "below"), *filter(None, sys.path)])
+    done = subprocess.run([sys.executable, "-c", CODE], env={**os.environ, "PYTHONPATH": path}, capture_output=True)
+    assert done.stdout.decode().split("\n")[0] == "[False, False, False, False, False, True, True]", (
+        done.stderr.decode()
+    )

@@ -344,6 +344,10 @@ class Rank(Weights, Policies):
             stream.let_go()
         return stamped, published(self.workers[key])  # some engines prove them as rows go on
 
+    def weights_written_in_turn(self, key: tuple[str, bool], version: int, keep_cache: bool = False) -> Written:
+        """The same, in the lane of calls: after those that were begun before, and before those that come."""
+        return self.weights_written(key, version, keep_cache)
+
     def _worker(self, call: RankCall) -> Any:
         if call.worker is None:
             return None

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
+from ....errors import EngineLost
 from ....graph.ops.op import Op
 from ....schedule.events import KeptTokens
 from ....workers.base import Worker
@@ -114,6 +115,9 @@ class RankStreams:
         how: Any = {"engine": shared, "notes": self._notes, "warn": warnings.append, "kept": kept}
         try:
             streamed = StreamedCall(op, worker, arguments, call.into, call.info, **how)
+        except EngineLost as error:
+            shared.give_up(error)  # the others may wait for it in the midst of a publish: it asks nobody
+            raise
         except BaseException:
             shared.any_rank(True)
             raise
@@ -163,6 +167,7 @@ class RankStreams:
         ended = self._ended[key] = {n: each for n, each in self._ended.get(key, {}).items() if n in wanted}
         shared = self._shared.get(key)
         if shared is not None:
+            shared.raise_failure()
             shared.most = None if most is None else shared.steps + most
         begun, ends = self._begun.get(key, {}), perf_counter() + SLICE
         before, news = set(over), False  # what was answered before, and is still wanted

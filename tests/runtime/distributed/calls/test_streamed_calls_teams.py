@@ -25,11 +25,12 @@ from flowrl.placement.cluster.mesh import Mesh
 from flowrl.placement.plan.plan import Pipeline, Place, Plan, Pool
 from flowrl.runtime.distributed.rank_process import rank_streams
 from flowrl.runtime.distributed.rank_process.rank import Rank
+from flowrl.runtime.distributed.ray.rank_actor import lane_of
 from flowrl.runtime.storage.digest_lines import read_begun
 from flowrl.runtime.storage.replay_folder import Replay, prepare_replay
 from flowrl.schedule.events import AGAIN
 
-TOGETHER = ("begin", "advance", "begin_again", "weights_written", "open")
+TOGETHER = ("begin", "advance", "begin_again", "weights_written_in_turn", "open")
 
 
 class Lanes(direct.Direct):
@@ -156,6 +157,9 @@ def test_both_ranks_of_a_team_are_asked_alike_and_the_first_one_answers(module, 
     ranks = [{rank for rank, *_ in line["ranks"]} for line in lines if line["node"] == "actor.generate"]
     assert ranks and all({r + 1 if r % 2 else r - 1 for r in each} == each for each in ranks)
     assert place.client.traffic.payload == 0 and not events(tmp_path / "run", "lost")
+    assert {lane_of(method, ()) for method in TOGETHER} == {"work"}, "each rank does them in the order of the driver"
+    written = {rank for rank, method in place.ranks.calls if method == "weights_written"}
+    assert not written & set(asked) and all("weights_written_in_turn" in methods for methods in asked.values())
 
 
 @pytest.mark.parametrize(("rank", "count"), [(1, 9), (2, 9), (2, 25)])

@@ -190,6 +190,21 @@ def test_ranks_that_have_an_engine_together_make_as_many_steps(monkeypatch):
     assert told and not silent, "the first one tells for both"
 
 
+def test_a_rank_whose_engine_is_gone_as_a_call_begins_asks_nobody_and_says_so_itself(monkeypatch):
+    """The other one may be in the midst of a publish that the call has begun with, and would take the question for it."""
+    engine = OnRanks(0, [False, False], threading.Barrier(2))
+    monkeypatch.setattr(engine, "any_rank", lambda said: pytest.fail("it asked"))
+    monkeypatch.setattr(engine, "submit", lambda request: fail())
+    actor = fl.open(fl.Actor("none", lr=None, max_tokens=4), engine=engine)
+    streams, op = RankStreams(Notes()), type(actor).__dict__["generate"]
+    rows = fl.Batch.of(1, prompt_ids=fl.Column.of([[3]], dim="prompt", dtype="i32"))
+    call = RankCall("actor.generate", "generate", KEY, {}, CallInfo(1, "grpo", 0, "actor.generate"))
+    with pytest.raises(EngineLost):
+        streams.begin(1, call, op, actor, op.bind((rows,), {}), Reply)
+    with pytest.raises(EngineLost, match="the process of the engine is gone"):
+        streams.advance(KEY, {1: 0})
+
+
 def test_what_one_of_them_cannot_begin_neither_has_begun():
     def work(place, streams, begin, engine):
         begin(1, fl.Batch.of(2, prompt_ids=fl.Column.of([[3], []], dim="prompt", dtype="i32")) if place else None)
