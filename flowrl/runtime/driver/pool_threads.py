@@ -95,8 +95,15 @@ class Pools:
             thread.start()
         return found
 
+    def _serve(self, work: queue.SimpleQueue[Job | None]) -> None:
+        """Do the jobs of a pool. What one of them fails with, which it should have told, is for whoever waits."""
+        try:
+            self._work_through(work)
+        except BaseException as error:
+            self.break_off(error)
+
     @staticmethod
-    def _serve(work: queue.SimpleQueue[Job | None]) -> None:
+    def _work_through(work: queue.SimpleQueue[Job | None]) -> None:
         started: deque[Job] = deque()
         while True:
             try:
