@@ -219,7 +219,10 @@ WITH_VLLM = [
     pytest.mark.slow,
     pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed: make vllm"),
 ]
-VLLM = [pytest.param("vllm", marks=WITH_VLLM), pytest.param("split", marks=WITH_VLLM)]
+VLLM = [
+    pytest.param("vllm", marks=WITH_VLLM),
+    pytest.param("split", marks=[*WITH_VLLM, pytest.mark.nightly]),  # three minutes; test_vllm_split.py has some of it
+]
 
 
 @pytest.fixture(params=["hf", "fake", "sglang", *VLLM])

@@ -20,7 +20,6 @@ from flowrl.workers.streaming import SampleRequest
 
 pytestmark = [
     pytest.mark.vllm,
-    pytest.mark.nightly,
     pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed: make vllm"),
 ]
 MANY = [[2 + (7 * i + 3 * j * (i + 1)) % 70 for j in range(1 + i % 9)] for i in range(64)]
@@ -100,6 +99,7 @@ def rank(number, kind, folder, told):
     ours.close()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", [k for k in CONFIGS if k != "gemma"])
 def test_two_ranks_answer_as_transformers_after_each_publish(kind, tmp_path):
     shared = set(os.listdir("/dev/shm"))
@@ -153,6 +153,7 @@ def sleeper(number, kind, folder, told):
     ours.close()
 
 
+@pytest.mark.nightly
 def test_two_ranks_leave_their_memory_and_come_back(tmp_path):
     """Each empties its part and its process; what is published after it is that of both."""
     for one in found_by(sleeper, tmp_path, "qwen2"):
