@@ -223,11 +223,7 @@ class RayRanks:
         deadline: float | None = None,
         on_death: Callable[[], None] | None = None,
     ) -> dict[int, Any]:
-        """The answers by rank.
-
-        Raises RankLost for ranks that died, here or where one of these has asked, and for those that have not answered
-        ``deadline`` seconds after this was called. ``on_death`` is called as soon as one has died.
-        """
+        """The answers by rank; see :meth:`.rank_answers.RankAnswers.wait`."""
         return self._answers.wait(begun, what, deadline, on_death)
 
     def headway(self) -> dict[int, Headway]:
