@@ -266,7 +266,17 @@ class Dispatcher:
             here += self._hand_out(_done(job.command), job.pools)
 
     def _hand_out(self, event: Event, freed: Sequence[str]) -> list[_Job]:
-        """Tell the machine, and give its commands to the threads of their pools. Returns those that need none."""
+        """Tell the machine, and give its commands to the threads of their pools. Returns those that need none.
+
+        What fails here has lost commands of the machine, for which nobody is to wait.
+        """
+        try:
+            return self._hand_out_all(event, freed)
+        except BaseException as error:
+            self.break_off(error)
+            raise
+
+    def _hand_out_all(self, event: Event, freed: Sequence[str]) -> list[_Job]:
         here: list[_Job] = []
         with self._changed:
             self._quiet_since = now = perf_counter()

@@ -89,10 +89,11 @@ class Pools:
     def _queue(self, pool: str) -> queue.SimpleQueue[Job | None]:
         found = self._queues.get(pool)
         if found is None:
-            found = self._queues[pool] = queue.SimpleQueue()
+            found = queue.SimpleQueue()
             thread = threading.Thread(target=self._serve, args=(found,), name=f"flowrl-{pool}", daemon=True)
+            thread.start()  # it may be one too many for the system: then no job is left in a queue that nobody serves
+            self._queues[pool] = found
             self._threads.append(thread)
-            thread.start()
         return found
 
     def _serve(self, work: queue.SimpleQueue[Job | None]) -> None:
