@@ -366,10 +366,14 @@ class Running:
         self._record()
 
     def _end_replay(self) -> None:
-        """End the program in a step that is not done again, once those before it are recorded."""
-        if self._open_step is not None:
-            self._close()
+        """End the program in a step that is not done again, once those before it are recorded.
+
+        That step is closed where those before it are not recorded without: nothing that is due behind it is to be run.
+        """
         self._settle()
+        if not self.hooks.stop() and self._open_step is not None:
+            self._close()
+            self._settle()
         if self.hooks.stop():
             raise Interrupted
 
