@@ -14,7 +14,6 @@ from typing import Any, Literal
 from ...batch import Batch
 from ...errors import FlowError, NotFinite, RankLost, ResumeError, RunError, cut
 from ...graph.ops.op import Op
-from ...graph.ops.update_metrics import Metrics
 from ...graph.stand_ins.values import is_handle, replace_values
 from ...schedule.events import Call as Scheduled
 from ...schedule.events import (
@@ -34,85 +33,26 @@ from ...schedule.events import (
 )
 from ...schedule.machine import Machine
 from ...schedule.scheme import Scheme
-from ..executor import CountedCall, Executor, PendingCall, Ready, SteppedCall
+from ..executor import CountedCall, Executor, Ready, SteppedCall
 from ..storage.answers.external_answers import LeftUnanswered
-from ..storage.metric_lines import BESIDE_REFERENCE
-from ..storage.recorder import first_groups
 from ..values.call import Call, NotKept, maker, outcome
 from ..values.chunks import NOTHING, Cutter, can_cut, chunk_of, join_chunks
 from ..values.remote_batch import RemoteBatch
 from ..values.step_records import Hooks, Release, StepLog
 from .begin_order import BeginOrder
 from .exchanged_groups import ExchangedGroups, GroupCall, count_groups
+from .jobs import CommandJob, GoOnJob, end_of
 from .monitoring.releases import Releases
 from .monitoring.row_ledger import RowLedger
-from .monitoring.step_notes import StepNotes, site_of, tells_no_reference
+from .monitoring.step_notes import StepNotes, site_of
 from .pool_threads import Everywhere, Pools
+from .step_rows import StepRows
+from .weight_moves import WeightMoves
 
 MOVE = 1 << 62  # stands for a move of weights among the numbers of calls
-REFERENCE_GROUPS = 16  # prompt groups of a step whose KL to the reference is looked at, where no loss has it
 QUIET = 1.0  # seconds without an event after which engines that stand still in a replay are looked at
 MOMENT = 0.001  # seconds from one look at rows that stand still to the next
 NO_POOL = ""  # the name of the thread of calls that take no pool, unless the driver does them
-
-
-class _Job:
-    """A command of the machine in the thread of its pool: see :class:`.pool_threads.Job`. It tells the machine."""
-
-    def __init__(self, dispatcher: Dispatcher, command: Command, due: float, after: Release) -> None:
-        self.dispatcher, self.command = dispatcher, command
-        self.due, self.after = due, after  # when it was let begin, and by what
-        self.call: Call | None = None
-        self.pending: PendingCall | None = None
-        self.rows: Batch | RemoteBatch | None = None  # the first batch of its arguments
-        self.started = 0.0
-        self.stepped: SteppedCall | None = None  # the same, where it goes on step by step
-        self.entered = False  # the machine was told that all its rows are in the engine
-        self.waits_for_turn = False  # in a replay: its engine is not yet where it was
-        self.groups: deque[GroupCall] | None = None  # that are not over, of a call whose groups may be exchanged
-
-    def start(self) -> bool:
-        """Start it; tells the machine at once where nothing is to be waited for."""
-        waits = False
-        try:
-            waits = self.dispatcher._start(self)
-        finally:
-            if not waits:
-                self.dispatcher.tell(_done(self.command), self.pools)
-        return waits
-
-    def finish(self) -> bool:
-        """Wait for it, or go on with it by a step of its engine; return whether it is over, and tell the machine."""
-        over = True
-        try:
-            over = self.dispatcher._finish(self)
-        finally:
-            if over:
-                # The thread may hold on to this job until the next one comes.
-                self.call = self.pending = self.stepped = self.rows = self.groups = None
-                self.dispatcher.tell(_done(self.command), self.pools)
-        return over
-
-    @property
-    def pools(self) -> tuple[str, ...]:
-        """The pools that it takes."""
-        return () if isinstance(self.command, (Commit, GoOn, Take)) else self.command.pools
-
-
-class _GoOnJob:
-    """Rows that stand still in a pool go on, once its thread comes to it."""
-
-    def __init__(self, dispatcher: Dispatcher, command: GoOn) -> None:
-        self.dispatcher, self.command = dispatcher, command
-
-    def start(self) -> bool:
-        """Have them go on."""
-        self.dispatcher._let_rows_go_on(self.command)
-        return False
-
-    def finish(self) -> bool:
-        """It is over."""
-        return True
 
 
 class Skipped(Exception):
@@ -147,6 +87,8 @@ class Dispatcher:
         self.step_log = StepLog()
         self._changed = threading.Condition()
         self.notes = StepNotes(scheme, self.step_log, self._changed, ledger)
+        self._kept = StepRows(self.step_log, executor, hooks.sampled)
+        self._moves = WeightMoves(executor, scheme.setup, workers, servers, self.notes)
         self.cutter = Cutter(scheme.setup.chunks)
         self.exchanged = ExchangedGroups()
         self.order = BeginOrder(scheme, executor)
@@ -156,7 +98,6 @@ class Dispatcher:
         self._pools = Pools(Everywhere() if eager else home, self._changed)
         self._driver = threading.current_thread()
         self._issued: dict[int, Call] = {}  # not done yet
-        self._staged: dict[tuple[str, int], Any] = {}
         self._since: dict[int, float] = {}  # when what runs was begun
         self._queued = 0  # what was handed to threads and is not begun
         self._resting: set[str] = set()  # pools whose rows stand still
@@ -260,12 +201,12 @@ class Dispatcher:
         here = deque(self._hand_out(event, freed))
         while here:
             job = here.popleft()
-            if self._start(job):
-                while not self._finish(job):
+            if self.start(job):
+                while not self.finish(job):
                     pass
-            here += self._hand_out(_done(job.command), job.pools)
+            here += self._hand_out(end_of(job.command), job.pools)
 
-    def _hand_out(self, event: Event, freed: Sequence[str]) -> list[_Job]:
+    def _hand_out(self, event: Event, freed: Sequence[str]) -> list[CommandJob]:
         """Tell the machine, and give its commands to the threads of their pools. Returns those that need none.
 
         What fails here has lost commands of the machine, for which nobody is to wait.
@@ -276,8 +217,8 @@ class Dispatcher:
             self.break_off(error)
             raise
 
-    def _hand_out_all(self, event: Event, freed: Sequence[str]) -> list[_Job]:
-        here: list[_Job] = []
+    def _hand_out_all(self, event: Event, freed: Sequence[str]) -> list[CommandJob]:
+        here: list[CommandJob] = []
         with self._changed:
             self._quiet_since = now = perf_counter()
             self.events += 1
@@ -296,10 +237,10 @@ class Dispatcher:
                     continue
                 if isinstance(command, GoOn):
                     self._queued += 1
-                    self._pools.put(self._thread((command.pool,)), _GoOnJob(self, command))
+                    self._pools.put(self._thread((command.pool,)), GoOnJob(self, command))
                     continue
                 assert isinstance(command, (Start, Stage, Publish)), command
-                job = _Job(self, command, now, self._releases.find(event, command, freed))
+                job = CommandJob(self, command, now, self._releases.find(event, command, freed))
                 self._queued += 1
                 thread = self._thread_beside(command) or self._thread(command.pools)
                 if command.pools or (isinstance(command, Start) and not self._pools.is_home(thread)):
@@ -329,7 +270,7 @@ class Dispatcher:
         number = self._beside[key] = next(n for n in range(len(taken) + 1) if n not in taken)
         return f"{command.pools[0]}, beside {number}"
 
-    def _start(self, job: _Job) -> bool:
+    def start(self, job: CommandJob) -> bool:
         """Start a call, or move weights. Returns whether there is something to wait for."""
         command = job.command
         assert not isinstance(command, (Commit, GoOn, Take)), command
@@ -346,7 +287,7 @@ class Dispatcher:
         assert isinstance(command, (Stage, Publish)), command
         start, moved = perf_counter(), 0
         try:
-            moved = self._move(command)
+            moved = self._moves.move(command)
         except BaseException as error:
             self._fail(MOVE, error)
         with self._changed:
@@ -356,27 +297,14 @@ class Dispatcher:
             self.notes.note_publish(command, moved, told, start, perf_counter(), due=job.due, after=job.after)
         return False
 
-    def _move(self, command: Stage | Publish) -> int:
-        """Set weights aside, or install them where they generate. Returns the bytes that went there."""
-        name, version = command.worker, command.version
-        if isinstance(command, Stage):
-            self._staged[name, version] = self.executor.stage(name)
-            self.workers[name].mark_published(version)  # from here on it is trained as the next one
-            return 0
-        if (name, version) in self._staged:
-            keep = self.scheme.setup.publish == "continue"
-            return self.executor.install(name, version, self._staged.pop((name, version)), keep_cache=keep)
-        self.workers[name].mark_published(version)
-        return self.executor.install(name, version) if name in self.servers else 0
-
-    def _start_call(self, job: _Job, call: Call, command: Start) -> bool:
+    def _start_call(self, job: CommandJob, call: Call, command: Start) -> bool:
         """Start one call, or a chunk of it, in the thread that this is called in."""
         job.started = perf_counter()
         try:
             if any(isinstance(error, RankLost) or number == MOVE for number, error in self.failures):
                 raise Skipped(f"{call.title} was not run: what it needs is lost")
             if command.offload or command.onload:
-                self._make_room(call, command)
+                self._moves.make_room(call, command)
                 job.started = perf_counter()
             worker = self._worker(call.op, call.worker)
             given = replace_values(call.arguments, lambda v: self._value(v.ref, call, command))
@@ -412,7 +340,7 @@ class Dispatcher:
         rows = step.rows
         return tuple(rows.keys[group[0]][0] for group in rows.groups()[:count]) if count and rows is not None else ()
 
-    def _start_groups(self, job: _Job, call: Call, worker: Any, arguments: Mapping[str, Any]) -> None:
+    def _start_groups(self, job: CommandJob, call: Call, worker: Any, arguments: Mapping[str, Any]) -> None:
         """Start each prompt group of a call on its own."""
         rows = job.rows
         assert rows is not None, "a call has groups of rows"
@@ -429,24 +357,12 @@ class Dispatcher:
         with self._changed:
             self.order.begin(job.command, tuple(ranks))
 
-    def _make_room(self, call: Call | None, command: Start | GoOn) -> None:
-        """Have workers leave the memory of their pools, and those of a call come back, as the schedule says; None: what
-        there is to note of it belongs to no call."""
-        memory, executor = self.scheme.setup.memory, self.executor
-        swaps = (("offload", executor.offload, command.offload), ("onload", executor.onload, command.onload))
-        for what, swap, moves in swaps:
-            for pool, resident in moves:
-                start = perf_counter()
-                swap(resident, memory[pool].sizes[resident])
-                if call is not None:
-                    self.notes.note_swap(call, f"{resident}.{what}", pool, start, perf_counter())
-
-    def _finish(self, job: _Job) -> bool:
+    def finish(self, job: CommandJob) -> bool:
         """Wait for a call that was started, and keep what it gives. Returns whether it is over: one whose rows leave
         the engine one by one goes on by a step."""
         if job.waits_for_turn:
             job.waits_for_turn = False
-            return not self._start(job)
+            return not self.start(job)
         call, command = job.call, job.command
         if job.groups is not None or job.stepped is not None:
             if not self._resting.isdisjoint(job.pools):
@@ -479,7 +395,7 @@ class Dispatcher:
             return True
         return True
 
-    def _stand_still(self, job: _Job) -> bool:
+    def _stand_still(self, job: CommandJob) -> bool:
         """Let a moment pass in which the rows of a call stand still; it is over where nobody waits for them."""
         if not self._closing:
             time.sleep(MOMENT)
@@ -488,17 +404,17 @@ class Dispatcher:
         self._break(job.call, Skipped(f"{job.call.title} was broken off"))
         return True
 
-    def _let_rows_go_on(self, command: GoOn) -> None:
+    def let_rows_go_on(self, command: GoOn) -> None:
         """Have the rows go on that stand still in a pool, with their engine back in its memory."""
         try:
-            self._make_room(self._issued.get(command.id), command)
+            self._moves.make_room(self._issued.get(command.id), command)
         except BaseException as error:
             self._fail(MOVE, error)
         with self._changed:
             self._queued -= 1
             self._resting.discard(command.pool)
 
-    def _go_on(self, job: _Job, pending: SteppedCall) -> bool:
+    def _go_on(self, job: CommandJob, pending: SteppedCall) -> bool:
         """Have the engine of a call make a step; tell the machine once it has room for another call. Returns whether
         the call is over."""
         over = pending.step()
@@ -508,7 +424,7 @@ class Dispatcher:
             self.tell(Entered(job.command.id))
         return over
 
-    def _go_on_groups(self, job: _Job, groups: deque[GroupCall]) -> bool:
+    def _go_on_groups(self, job: CommandJob, groups: deque[GroupCall]) -> bool:
         """Have the engine of a call make a step, and tell the machine of a group that is over by then. Returns whether
         all are."""
         call, each = job.call, groups[0]
@@ -588,30 +504,7 @@ class Dispatcher:
             result = join_chunks(call.parts)
         if call.op.external and isinstance(result, (Batch, RemoteBatch)):
             self.hooks.settle(call, len(result))
-        step = self.step_log.of(call)
-        if "rewards" in call.into:
-            step.parts[call.into["rewards"]] = None
-        if call.op.updates and step.rows is not None:
-            told = [n for n in ("rewards", "source", *step.parts) if n in step.rows.fields]
-            if "rewards" in told and len(told) > 1 and step.recorded is None:
-                step.sourced = self.executor.get(step.rows.select(*told))
-            again = step.recorded is not None and step.beside_reference is not None  # another update with these rows
-            if not again and tells_no_reference(call, result) and set(BESIDE_REFERENCE) <= set(step.rows.fields):
-                some = first_groups(step.rows.select(*BESIDE_REFERENCE), REFERENCE_GROUPS)
-                step.beside_reference = self.executor.get(some)
-        if isinstance(result, (Batch, RemoteBatch)) and "response_ids" in result.fields and call.index > step.last:
-            step.rows, step.last, step.recorded = result, call.index, None
-            if step.marked is None and "failed" in result.fields:
-                step.marked = result
-        count = self.hooks.sampled(step.number) if call.op.updates and step.recorded is None else 0
-        if count and isinstance(step.rows, RemoteBatch):
-            # Once this is published, those that lie on a rank that is lost cannot be made again.
-            step.recorded = self.executor.get(first_groups(step.rows, count))
-            if step.marked is not None:
-                step.marked = self.executor.get(first_groups(step.marked, count))
-        if isinstance(result, Metrics) and result.rows_seen:
-            step.seen[call.index] = result.rows_seen
-            result.rows_seen = ()
+        self._kept.note(call, result)
         call.finish(result)
         self._issued.pop(call.index, None)
 
@@ -669,11 +562,6 @@ class Dispatcher:
 def _is_own(call: Call) -> bool:
     """Whether the op of a call is one of flowrl's, and calls no code of others that nobody counts."""
     return not call.op.external and str(getattr(call.op.fn, "__module__", "")).startswith("flowrl.")
-
-
-def _done(command: Command) -> Event:
-    assert isinstance(command, (Start, Stage, Publish)), command
-    return Finished(command.id, command.chunk if isinstance(command, Start) else 0)
 
 
 def _with_line(error: BaseException, call: Call) -> BaseException:
