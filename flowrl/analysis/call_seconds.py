@@ -129,16 +129,16 @@ class Pace:
 
     def rows(self, call: Call) -> Rows | None:
         """Rows of their own lengths, in an engine that is as fast as the costs have it for so many rows. Rows of one
-        length are a block, unless the call is beside others with which it shares the engine.
+        length are a block, unless they have turns, or the call is beside others with which it shares the engine.
         """
         made = self._made.get(call.id)
         lengths = self._study.lengths.of(made) if made is not None else None
-        if made is None or lengths is None or not made.rows or not (lengths.varies or call.joins):
+        turns = self._study.episode_turns(made) if made is not None else None
+        if made is None or lengths is None or not made.rows or not (lengths.varies or turns or call.joins):
             return None
         size = max(1, made.rows // max(1, call.groups or prompts_of(made)))
-        return Rows(
-            _groups(lengths, made.rows, f"{self._study.seed} {call.id}", size), self._engine(call, lengths.mean)
-        )
+        groups = _groups(lengths, made.rows, f"{self._study.seed} {call.id}", size)
+        return Rows(groups, self._engine(call, lengths.mean), turns)
 
     def _engine(self, call: Call, mean: float) -> Engine:
         """Of a roofline, the engine that it prices, and that of a run which tells of it; of costs that are seconds of a

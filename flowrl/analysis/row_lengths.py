@@ -9,6 +9,7 @@ from math import inf
 from typing import Any
 
 from ..graph.tracing.trace_records import HandleLike
+from ..placement.cost.continuous_batch import Turns
 from ..placement.cost.length_distribution import Lengths
 from ..placement.cost.work import Role
 from ..schedule.fly_program import Made
@@ -23,6 +24,7 @@ class Tokens:
     """What is said of lengths: ``Tokens(prompt=1024, kind="lognormal", numbers=(800, 1.0))``; None: not said.
 
     ``source``: the run that they were measured in, where it is one. ``alike``: the correlation of rows to one prompt.
+    ``turns``: of episodes, each of which has all of these tokens.
     """
 
     prompt: float | None = None
@@ -30,6 +32,7 @@ class Tokens:
     numbers: tuple[float, ...] = ()
     source: str = ""
     alike: float = 0.0
+    turns: Turns | None = None
 
 
 @dataclass(frozen=True)

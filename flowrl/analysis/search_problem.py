@@ -75,7 +75,7 @@ def find_plan(
 
     costs = study.costs or Roofline(cluster)
     flights, problem = _Flights(study, costs, steps, staleness), problem_of(study, graph, cluster, staleness)
-    varies = any(w.load.lengths is not None and w.load.lengths.varies for m in problem.members for w in m.works)
+    varies = any(w.load.varies for m in problem.members for w in m.works)
 
     def settled(plan: Plan, seconds: float) -> Refined:
         """Settings are told apart by a few steps, and kept where all of them confirm it."""

@@ -19,6 +19,7 @@ from ..lowering.scheme_of_program import scheme_of
 from ..lowering.unsupported import unsupported
 from ..placement.cluster.mesh import Mesh
 from ..placement.cost.calibrated_costs import Calibrated, placed
+from ..placement.cost.continuous_batch import Turns
 from ..placement.cost.cost_model import Costs
 from ..placement.cost.host_memory import HostUse, host_uses
 from ..placement.cost.pool_memory import PoolMemory, Turn, loads_of, pool_memory, turns_of
@@ -214,10 +215,15 @@ class Study:
             fit = costs.fits.get(self.ids.get(made.call.place, "")) or costs.fits.get(made.call.title)
             return Workload(made.rows, 0, fit.row_tokens if fit is not None else 0)
         lengths, group = self.lengths.of(made), max(1, made.rows // max(1, made.prompts or made.rows))
-        if not lengths.varies:
+        turns = self.episode_turns(made)
+        if not lengths.varies and turns is None:
             return Workload(made.rows, lengths.prompt, lengths.mean, group=group)
         longest = lengths.longest(made.rows, group)
-        return Workload(made.rows, lengths.prompt, lengths.mean, longest, lengths, group)
+        return Workload(made.rows, lengths.prompt, lengths.mean, longest, lengths, group, turns)
+
+    def episode_turns(self, made: Made) -> Turns | None:
+        """Return the turns of a call's episodes, where some were said; None of a call that plays none."""
+        return self.tokens.turns if _plays(made) else None
 
     @cached_property
     def lengths(self) -> RowLengths:
@@ -344,7 +350,8 @@ class Study:
     def _notes(self) -> tuple[str, ...]:
         """Return what the times rest on."""
         notes = [f"no runtime does this yet, and flowrl run refuses it: {error.what}" for error in self.unsupported()]
-        notes += [*self._notes_on_lengths(), *self._notes_on_places(), *self._notes_on_activations()]
+        notes += [*self._notes_on_lengths(), *self._notes_on_turns()]
+        notes += [*self._notes_on_places(), *self._notes_on_activations()]
         costs = self.cost_model
         if isinstance(costs, Roofline):
             if any(work.kind == "external" for work in self.works.values()):
@@ -384,11 +391,29 @@ class Study:
                 "error): compare bounds of staleness with more steps, or by the seconds of all of them"
             )
 
+    def _notes_on_turns(self) -> Iterator[str]:
+        """What is taken of environments."""
+        titles = dict.fromkeys(made.call.title for made in self.calls.values() if _plays(made))
+        if not titles or not isinstance(self.cost_model, Roofline):
+            return
+        if (turns := self.tokens.turns) is None:
+            yield f"{', '.join(titles)}: episodes of one turn, whose environment takes no time (assumed; see --turns)"
+        else:
+            yield (
+                f"{', '.join(titles)}: {turns.count} turns in an episode, and {turns.seconds:g} s of its environment "
+                "between two (said)"
+            )
+
     def _notes_on_lengths(self) -> Iterator[str]:
         if isinstance(self.costs, Calibrated) and self.tokens == Tokens():
             yield f"tokens of a row: those of each call of {self.costs.run}"
         else:
             yield from self.lengths.said({n: made for n, made in self.calls.items() if n in self.works and made.rows})
+
+
+def _plays(made: Made) -> bool:
+    """Whether a call plays episodes: it asks a policy row by row for rows of its own."""
+    return bool(made.call.serves) and made.call.op.external and made.call.op.rows == "expand"
 
 
 def pool_text(plan: Plan, name: str) -> str:

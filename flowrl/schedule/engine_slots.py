@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from ..placement.cost.continuous_batch import ContinuousBatch, Engine, Moved
+from ..placement.cost.continuous_batch import ContinuousBatch, Engine, Moved, Turns
 from .events import Entered, Finished, Grouped
 
 _Key = tuple[int, int]  # a call and its chunk
@@ -14,10 +14,11 @@ _Key = tuple[int, int]  # a call and its chunk
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Tokens of each row of a generate, by prompt group, and how fast its engine is."""
+    """Tokens of each row of a generate, by prompt group, how fast its engine is, and the turns of its episodes."""
 
     groups: Sequence[Sequence[float]]
     engine: Engine
+    turns: Turns | None = None
 
     def chunk(self, number: int, chunks: int) -> Sequence[tuple[int, Sequence[float]]]:
         """Return the prompt groups of a chunk, each with its number."""
@@ -76,7 +77,7 @@ class EngineSlots:
         count = sum(len(group) for _, group in groups)
         self._left[key] = _Left(count, count, {number: len(group) for number, group in groups}, windowed)
         for place, (number, group) in enumerate(groups):
-            self.batch.submit((*key, number), group, call=not place)
+            self.batch.submit((*key, number), group, call=not place, turns=rows.turns)
 
     def advance(self, time: float) -> list[Entered | Grouped | Finished]:
         """Go on to a time; return what the schedule has to know of the way."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from flowrl.analysis.study import Study
 from flowrl.cli.arguments.script import load_script
 from flowrl.placement.cluster.cluster import Cluster
 from flowrl.placement.cluster.mesh import Mesh
+from flowrl.placement.cost.continuous_batch import Turns
 from flowrl.placement.cost.cost_model import Costs, GivenCosts
 from flowrl.placement.plan.plan import Pipeline, Place, Plan, Pool
 from flowrl.schedule.simulation import Simulation
@@ -65,3 +67,36 @@ def test_alone_in_their_engine_they_take_what_they_are_priced_at(flow):
     alone, beside = flown(flow, 0, "drain", tokens), flown(flow, 4, "interrupt", tokens)
     first = [next(b for b in found.bars if b.node == "game.rollout") for found in (alone, beside)]
     assert first[1].end - first[1].start == pytest.approx(first[0].end - first[0].start, rel=0.01)
+
+
+def rollout(found: Simulation) -> float:
+    bar = next(b for b in found.bars if b.node == "game.rollout")
+    return bar.end - bar.start
+
+
+def test_alone_in_their_engine_episodes_of_equal_turns_wait_for_their_environments_together(flow):
+    """The engine is empty meanwhile, and as fast as before when they come back."""
+    one, turns = Tokens(256, "fixed", (1500.0,)), Turns(4, 1.5)
+    plain, waits = (flown(flow, 0, "drain", replace(one, turns=each)) for each in (None, turns))
+    assert rollout(waits) == pytest.approx(rollout(plain) + turns.waits, rel=1e-3)
+    assert waits.step_seconds == pytest.approx(plain.step_seconds + 4.5, rel=1e-3)
+    assert rollout(flown(flow, 0, "drain", replace(one, turns=Turns(4, 0.0)))) == pytest.approx(
+        rollout(plain), rel=1e-3
+    )
+
+
+def test_the_seconds_of_environments_are_hidden_by_the_episodes_of_other_steps(flow):
+    """As much of them as there are steps ahead: others have the slots that a row has no need of."""
+    tokens = Tokens(256, "lognormal", (1500.0, 0.5, 6000.0))
+    slow = replace(tokens, turns=Turns(6, 8.0))
+    more = {s: flown(flow, s, "interrupt", slow).step_seconds for s in (0, 1, 4)}
+    least = {s: flown(flow, s, "interrupt", tokens).step_seconds for s in (0, 1, 4)}
+    assert more[0] > least[0] + 35 and more[0] > more[1] > more[4] >= least[4]
+    assert more[1] - least[1] < (more[0] - least[0]) / 1.5
+
+
+def test_what_is_taken_of_environments_is_said(flow):
+    said = [flown(flow, 0, "drain", Tokens(256, turns=each)).notes for each in (None, Turns(4, 1.5))]
+    assert "game.rollout: episodes of one turn, whose environment takes no time (assumed; see --turns)" in said[0]
+    assert "game.rollout: 4 turns in an episode, and 1.5 s of its environment between two (said)" in said[1]
+    assert not any("turn" in note for note in flown(flow, 0, "drain", costs=GIVEN).notes), "it is in what was given"

@@ -6,6 +6,9 @@ import argparse
 import inspect
 import re
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from ...flow import Flow
 from ...graph.ops.op import Op
 from ...placement.cluster.cluster import Cluster
 from ...placement.cost.calibrated_costs import SWAPS, Calibrated, placed
+from ...placement.cost.continuous_batch import Turns
 from ...placement.cost.cost_model import load_costs
 from ...placement.cost.efficiency import Efficiency
 from ...placement.cost.given_costs import GivenCosts
@@ -51,6 +55,11 @@ def add_study_options(parser: argparse.ArgumentParser) -> None:
         "--lengths",
         metavar="KIND:NUMBERS",
         help="of responses: fixed:1024, lognormal:MEAN,SIGMA, uniform:LEAST,MOST; alike=0.6 behind: within a prompt",
+    )
+    parser.add_argument(
+        "--turns",
+        metavar="COUNT:SECONDS",
+        help="of an episode: how many, and seconds of its environment between two: 4:1.5",
     )
     parser.add_argument("--prompt-tokens", type=whole_number, metavar="N", help="of a prompt, on average")
     parser.add_argument(
@@ -108,6 +117,11 @@ def study_of(flow: Flow, program: str, parameters: Mapping[str, Any], options: a
 
         roofline = Roofline(plan.cluster, efficiency_of(Path(options.calibrated_by), program).efficiency)
     tokens = _tokens(program, options, whole=isinstance(costs, Calibrated) and not costs.curves)
+    if options.turns:
+        if costs is not None:
+            what = "--turns and --costs both say what environments take: it is in the seconds of a rollout."
+            raise UsageError(what, fix="Leave one out.")
+        tokens = replace(tokens, turns=_read_turns(options.turns))
     how = {"seed": options.seed or 0, "runtime": options.runtime}
     study = flow.study_with(parameters, plan, program, costs=costs or roofline, tokens=tokens, **how)
     if costs is not None:
@@ -151,6 +165,16 @@ def _tokens(program: str, options: argparse.Namespace, *, whole: bool) -> Tokens
         kind, numbers, alike = read_lengths(options.lengths)
         return Tokens(options.prompt_tokens, kind, numbers, alike=alike)
     return Tokens(options.prompt_tokens)
+
+
+def _read_turns(text: str) -> Turns:
+    """Read ``4:1.5``: turns of an episode, and seconds between two. Raises UsageError."""
+    count, _, seconds = text.partition(":")
+    with suppress(ValueError):
+        turns = Turns(int(count), float(seconds))
+        if turns.count > 0 and 0 <= turns.seconds < inf:
+            return turns
+    raise UsageError(f"--turns {text}: these are no turns.", fix="Write COUNT:SECONDS, such as 4:1.5.")
 
 
 def _elsewhere(name: str, flow: Flow) -> bool:

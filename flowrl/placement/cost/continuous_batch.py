@@ -9,7 +9,7 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import NamedTuple
 
@@ -31,6 +31,35 @@ class Engine:
     again: float | None = None
     call: float = 0.0
     beside: Callable[[int], float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """A row is sampled in so many turns of equal length, between which it waits: ``Turns(count=4, seconds=1.5)``.
+
+    ``seconds`` is what its environment takes between two turns. The row has no slot meanwhile.
+    """
+
+    count: int
+    seconds: float
+
+    @property
+    def waits(self) -> float:
+        """Seconds that a row waits in all."""
+        return (self.count - 1) * self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class _Later:
+    """What a row does behind its turn: how many more there are, and the tokens that it has from those before.
+
+    ``seconds`` it waits before each. ``again``: its keys and values are to be computed again when it comes back.
+    """
+
+    turns: int
+    seconds: float
+    before: float = 0.0
+    again: bool = False
 
 
 class Moved(NamedTuple):
@@ -60,24 +89,36 @@ class ContinuousBatch:
         self._token: float = 0.0  # tokens that each running row could have made so far
         self._stalled: float = 0.0  # seconds in which no token is made: prompts, and a publish
         self._active: int = 0  # slots that are taken
-        self._waiting: deque[tuple[float, int, Hashable]] = deque()  # tokens, slots, key
-        self._running: list[tuple[float, int, int, Hashable, float]] = []  # last token, number, slots, key, tokens
+        self._waiting: deque[tuple[float, int, Hashable, _Later | None]] = deque()  # tokens, slots, key
+        # Last token, number, slots, key, tokens; then those between two turns: when they come back, number, tokens ...
+        self._running: list[tuple[float, int, int, Hashable, float, _Later | None]] = []
+        self._away: list[tuple[float, int, float, int, Hashable, _Later]] = []
         self._number: int = 0
         self._steps: dict[int, float] = {}
         self._ahead: tuple[ContinuousBatch, list[Moved]] | None = None  # what until() has looked ahead to
 
     def submit(
-        self, key: Hashable, tokens: Iterable[float], weights: Iterable[int] | None = None, *, call: bool = True
+        self,
+        key: Hashable,
+        tokens: Iterable[float],
+        weights: Iterable[int] | None = None,
+        *,
+        call: bool = True,
+        turns: Turns | None = None,
     ) -> None:
         """Put rows of so many tokens behind those that wait. A row of a weight stands for so many equal ones.
 
-        ``call``: they begin a call, rather than to be further rows of one.
+        ``call``: they begin a call, rather than to be further rows of one. ``turns`` in which they are sampled; else
+        one.
         """
         self._stalled += self.engine.call if call else 0.0
+        count, later = 1, None
+        if turns is not None and turns.count > 1:
+            count, later = turns.count, _Later(turns.count - 1, turns.seconds)
         if weights is None:
-            self._waiting.extend([(t, 1, key) for t in tokens])
+            self._waiting.extend([(t / count, 1, key, later) for t in tokens])
         else:
-            self._waiting.extend([(t, w, key) for t, w in zip(tokens, weights, strict=True)])
+            self._waiting.extend([(t / count, w, key, later) for t, w in zip(tokens, weights, strict=True)])
         self._ahead = None
 
     def use(self, engine: Engine) -> None:
@@ -94,12 +135,21 @@ class ContinuousBatch:
             self._ahead = None
 
     def interrupt(self) -> None:
-        """Have keys and values of running rows computed again: of their prompts, and of the tokens that they have."""
-        each = self.engine.prefill if self.engine.again is None else self.engine.again
-        for ends, _, weight, _, tokens in self._running:
-            made = tokens - (ends - self._token)
-            self._stalled += weight * each * (self.engine.prompt + made)
+        """Have keys and values of running rows computed again: of their prompts, and of the tokens that they have.
+
+        Those of rows between two turns are when these come back.
+        """
+        for ends, _, weight, _, tokens, later in self._running:
+            made = tokens - (ends - self._token) + (later.before if later is not None else 0.0)
+            self._stalled += weight * self._again * (self.engine.prompt + made)
+        away = self._away
+        self._away = [(back, n, t, w, key, replace(later, again=True)) for back, n, t, w, key, later in away]
         self._ahead = None
+
+    @property
+    def _again(self) -> float:
+        """Seconds of a token whose keys and values are computed again."""
+        return self.engine.prefill if self.engine.again is None else self.engine.again
 
     def until(self, wanted: Callable[[Moved], bool]) -> float:
         """Return when something of this kind happens, if nothing comes between; inf where it never does.
@@ -107,7 +157,7 @@ class ContinuousBatch:
         ``wanted`` is asked about all that happens before, in order.
         """
         then = copy(self)
-        then._waiting, then._running = deque(self._waiting), list(self._running)
+        then._waiting, then._running, then._away = deque(self._waiting), list(self._running), list(self._away)
         passed: list[Moved] = []
         for moved in then._go(inf):
             passed += moved
@@ -125,7 +175,8 @@ class ContinuousBatch:
         if self._ahead is not None and self.looked_ahead(time):
             then, passed = self._ahead
             self.time, self._token, self._stalled, self._active = then.time, then._token, then._stalled, then._active
-            self._waiting, self._running, self._number = then._waiting, then._running, then._number
+            self._waiting, self._running, self._away = then._waiting, then._running, then._away
+            self._number = then._number
             self._ahead = None
             return passed
         passed = [each for moved in self._go(time) for each in moved]
@@ -137,49 +188,80 @@ class ContinuousBatch:
         """What happens at each moment in which rows enter or leave."""
         if moved := self._enter():
             yield moved
-        while self._running:
-            if self._stalled > 0:
-                stalled = min(self._stalled, until - self.time)
-                self._stalled -= stalled
-                self.time += stalled
-                if self._stalled > 0:
+        running, away = self._running, self._away
+        while running or away:
+            back = away[0][0] if away else inf
+            if self._passes(until if until < back else back):
+                if back > until:
                     return
-            step, ends = self._step(), self._running[0][0]
-            then = self.time + (ends - self._token) * step
-            if then > until:
-                self._token += (until - self.time) / step
-                self.time = until
-                return
-            self.time, self._token = then, ends
-            running = self._running
-            _, _, weight, key, _ = heapq.heappop(running)
+                if moved := self._come_back():
+                    yield moved
+                continue
+            ends, _, weight, key, tokens, later = heapq.heappop(running)
             self._active -= weight
-            if not running or running[0][0] > ends:  # one row alone, as a rule
-                moved = [Moved(key, then, 0, 1)]
+            if later is None and (not running or running[0][0] > ends):  # one row alone, as a rule
+                moved = [Moved(key, self.time, 0, 1)]
             else:
-                moved = self._with_others(key, then, ends)
+                moved = self._leave_together([(weight, key, tokens, later)], ends)
             yield moved + self._enter() if self._waiting else moved
 
-    def _with_others(self, key: Hashable, time: float, ends: float) -> list[Moved]:
-        """Further rows that leave with one of this key."""
-        left, running = {key: 1}, self._running
-        while running and running[0][0] <= ends:
-            _, _, weight, key, _ = heapq.heappop(running)
+    def _passes(self, end: float) -> bool:
+        """Go on to when the next rows have made their last token, unless it is ``end`` before; say whether it is."""
+        if not self._running:
+            self.time = max(self.time, end)
+            return True
+        if self._stalled > 0:
+            stalled = min(self._stalled, end - self.time)
+            self._stalled -= stalled
+            self.time += stalled
+            if self._stalled > 0:
+                return True
+        step, ends = self._step(), self._running[0][0]
+        then = self.time + (ends - self._token) * step
+        if then > end:
+            self._token += (end - self.time) / step
+            self.time = end
+            return True
+        self.time, self._token = then, ends
+        return False
+
+    def _leave_together(self, gone: list[tuple[int, Hashable, float, _Later | None]], ends: float) -> list[Moved]:
+        """Take out further rows whose last token is made; all of these leave, for good or for a time."""
+        left: dict[Hashable, int] = {}
+        while self._running and self._running[0][0] <= ends:
+            _, _, weight, key, tokens, later = heapq.heappop(self._running)
             self._active -= weight
-            left[key] = left.get(key, 0) + 1
-        return [Moved(key, time, 0, count) for key, count in left.items()]
+            gone.append((weight, key, tokens, later))
+        for weight, key, tokens, later in gone:
+            if later is None or not later.turns:
+                left[key] = left.get(key, 0) + 1
+                continue
+            self._number += 1
+            after = _Later(later.turns - 1, later.seconds, later.before + tokens)
+            heapq.heappush(self._away, (self.time + later.seconds, self._number, tokens, weight, key, after))
+        return [Moved(key, self.time, 0, count) for key, count in left.items()]
+
+    def _come_back(self) -> list[Moved]:
+        """Have rows whose environment has answered wait for a slot, behind those that do."""
+        while self._away and self._away[0][0] <= self.time:
+            _, _, tokens, weight, key, later = heapq.heappop(self._away)
+            self._waiting.append((tokens, weight, key, later))
+        return self._enter()
 
     def _enter(self) -> list[Moved]:
-        """Give free slots to those that wait; an empty engine takes a row of any weight."""
+        """Give free slots to those that wait; an empty engine takes a row of any weight. Returns those that are new."""
         entered: dict[Hashable, int] = {}
         while self._waiting and (self._active + self._waiting[0][1] <= self.engine.slots or not self._active):
-            tokens, weight, key = self._waiting.popleft()
+            tokens, weight, key, later = self._waiting.popleft()
             self._number += 1
-            heapq.heappush(self._running, (self._token + tokens, self._number, weight, key, tokens))
+            heapq.heappush(self._running, (self._token + tokens, self._number, weight, key, tokens, later))
             hidden = self.engine.beside(self._active) if self.engine.beside is not None else 0.0
             self._active += weight
-            self._stalled += self.engine.prefill * self.engine.prompt * weight * (1 - hidden)
-            entered[key] = entered.get(key, 0) + 1
+            if later is None or not later.before:
+                self._stalled += self.engine.prefill * self.engine.prompt * weight * (1 - hidden)
+                entered[key] = entered.get(key, 0) + 1
+            elif later.again:
+                self._stalled += weight * self._again * (self.engine.prompt + later.before)
         return [Moved(key, self.time, count, 0) for key, count in entered.items()]
 
     def _step(self) -> float:
@@ -207,9 +289,11 @@ def between_points(step: Callable[[int], float]) -> Callable[[int], float]:
     return line
 
 
-def seconds_of(engine: Engine, tokens: Iterable[float], weights: Iterable[int] | None = None) -> float:
+def seconds_of(
+    engine: Engine, tokens: Iterable[float], weights: Iterable[int] | None = None, turns: Turns | None = None
+) -> float:
     """Return the seconds until all rows have left, where nobody else is in the engine."""
     batch = ContinuousBatch(engine)
-    batch.submit("", tokens, weights)
+    batch.submit("", tokens, weights, turns=turns)
     batch.advance(inf)
     return batch.time

@@ -147,7 +147,7 @@ class Roofline:
         prefill = self._prefill(work, work.decoding.prompts_read(rows, load.group))
         if not load.response:
             return {"prefill": prefill, "decode": 0.0, "exchange": 0.0, "steps": 0.0}
-        if load.lengths is not None and load.lengths.varies:
+        if load.varies:
             return {"prefill": prefill, "decode": self._of_rows_that_vary(work, rows, prefill)}
         waves = ceil(rows / self.rows_at_once(work))
         steps = (waves - 1) * load.response + max(load.response, load.longest)
@@ -246,15 +246,15 @@ class Roofline:
                 hidden = prefill * max((engine.beside(n) for n in sizes), default=0.0) if engine.beside else 0.0
                 self._decoded[key] = rows * load.response * min(engine.step(n) / n for n in sizes) - hidden
             elif engine.beside is None:
-                self._decoded[key] = seconds_of(replace(engine, prefill=0.0), *_stand_ins(load, ceil(rows)))
+                self._decoded[key] = seconds_of(replace(engine, prefill=0.0), *_stand_ins(load, ceil(rows)), load.turns)
             else:
-                self._decoded[key] = seconds_of(engine, *_stand_ins(load, ceil(rows))) - prefill
+                self._decoded[key] = seconds_of(engine, *_stand_ins(load, ceil(rows)), load.turns) - prefill
         return self._decoded[key]
 
     def _at_once(self, work: Work, rows: float) -> int:
         """Rows of a replica that run at once: waves of equal ones are even; of others one enters as another leaves."""
         most = self.rows_at_once(work)
-        if work.load.lengths is not None and work.load.lengths.varies:
+        if work.load.varies:
             return min(ceil(rows), most)
         return ceil(rows / ceil(rows / most))
 

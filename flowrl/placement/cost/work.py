@@ -8,6 +8,7 @@ from ..backends import REFERENCE
 from ..backends import backend as row_of
 from ..cluster.mesh import Mesh
 from ..model.model_shape import ModelShape
+from .continuous_batch import Turns
 from .decoding import Decoding, Said
 from .length_distribution import Lengths
 
@@ -19,7 +20,8 @@ class Workload:
     """The rows of one call: ``Workload(rows=1024, prompt=1024, response=1024)``, tokens per row on average.
 
     ``longest`` is the most tokens of a response, where that is known to differ from ``response``; ``lengths`` is how
-    those of a generate are distributed, where they vary. ``group``: so many rows are to one prompt.
+    those of a generate are distributed, where they vary. ``group``: so many rows are to one prompt. ``turns`` in which
+    each row is sampled, where they are episodes.
     """
 
     rows: int
@@ -28,6 +30,12 @@ class Workload:
     longest: float = 0.0
     lengths: Lengths | None = None
     group: int = 1
+    turns: Turns | None = None
+
+    @property
+    def varies(self) -> bool:
+        """Whether rows leave the engine at times of their own: they have lengths of their own, or turns."""
+        return self.lengths is not None and (self.lengths.varies or self.turns is not None)
 
     @property
     def tokens(self) -> float:

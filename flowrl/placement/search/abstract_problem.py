@@ -62,9 +62,8 @@ class Asked:
 
     @property
     def varies(self) -> bool:
-        """Whether rows have lengths of their own: the generates of steps that overlap then share an engine."""
-        lengths = [work.load.lengths for member in self.problem.members for work in member.works]
-        return any(each is not None and each.varies for each in lengths)
+        """Whether rows have lengths or turns of their own: the generates of steps that overlap then share an engine."""
+        return any(work.load.varies for member in self.problem.members for work in member.works)
 
     def bound(self) -> float | None:
         """Return seconds that no step of the simulator takes less than, of any placement that is looked at.
