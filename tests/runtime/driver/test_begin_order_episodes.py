@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "algorithms"))
 
 import flowrl as fl
 from flowrl import rl
+from flowrl.analysis.call_seconds import NoTime
 from flowrl.backends.stream import Stream
 from flowrl.placement.backends import BACKENDS
 from flowrl.placement.cost.continuous_batch import Engine
@@ -165,7 +166,7 @@ class Order:
 def simulated(made: Plan) -> tuple[Order, VirtualClock]:
     order, execution, engine = Order(), flow.study(made).execution, Engine(1000, lambda rows: 1.0)
 
-    class Pace:
+    class Pace(NoTime):
         def seconds(self, call: Call) -> float:
             return QUICK
 
@@ -174,15 +175,6 @@ def simulated(made: Plan) -> tuple[Order, VirtualClock]:
 
         def publish(self, worker: str) -> float:
             return 0.5
-
-        def parts(self, call: Call) -> dict[tuple[str, str], float]:
-            return {}
-
-        def publish_parts(self, worker: str) -> dict[tuple[str, str], float]:
-            return {}
-
-        def swap(self, pool: str, resident: str, what: str) -> float:
-            return 0.0
 
     clock = VirtualClock(order.machine(execution.scheme.setup), Pace(), home=execution.scheme.home)
 

@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "algorithms"))
 
 import flowrl as fl
 from flowrl import rl
+from flowrl.analysis.call_seconds import NoTime
 from flowrl.placement.backends import BACKENDS
 from flowrl.placement.cost.continuous_batch import Engine
 from flowrl.placement.plan.plan import Pipeline, Place, Plan
@@ -114,7 +115,7 @@ def simulated(made: Plan) -> Order:
     engine, tokens = Engine(1000, lambda rows: 1.0), iter(TOKENS)
     known: dict[int, Rows] = {}
 
-    class Pace:
+    class Pace(NoTime):
         def seconds(self, call: Call) -> float:
             return QUICK
 
@@ -125,15 +126,6 @@ def simulated(made: Plan) -> Order:
 
         def publish(self, worker: str) -> float:
             return 0.5
-
-        def parts(self, call: Call) -> dict[tuple[str, str], float]:
-            return {}
-
-        def publish_parts(self, worker: str) -> dict[tuple[str, str], float]:
-            return {}
-
-        def swap(self, pool: str, resident: str, what: str) -> float:
-            return 0.0
 
     clock = VirtualClock(order.machine(execution.scheme.setup), Pace(), home=execution.scheme.home)
     flight = Flight(execution.fn, clock, execution.scheme, steps=None, note=lambda call: PROMPTS)
