@@ -479,7 +479,7 @@ def test_tokens_that_differ_from_those_sampled_are_found(plain):
     from flowrl.workers.episodes import Episode, check_ids
 
     episode = Episode(None, "", [2, 3])
-    episode.act(Answer([4, 5], [-1.0, -1.0], [-1.0, -1.0], [0, 0], 1.0, True))
+    episode.act(Answer(0, [4, 5], [-1.0, -1.0], [-1.0, -1.0], [0, 0], 1.0, True))
     made = fl.Batch.of(
         1,
         response_ids=fl.Column.of([[4, 6]], dim="response", dtype="i32"),
