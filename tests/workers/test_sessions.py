@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import math
 import threading
+import weakref
 from collections import Counter
 
 import pytest
@@ -90,6 +92,31 @@ def test_an_async_straggler_delays_nobody(plain):
             return Walk.step(self, state, action)
 
     same(fl.open(Waits()).rollout(rows(), policy=player(), n=2), plain)
+
+
+def test_the_state_of_an_episode_that_failed_is_let_go_at_once():
+    """It may hold a browser, say; the exception that is known of it has frames that have the state."""
+    alive = weakref.WeakSet()
+
+    class State:
+        pass
+
+    class Fails(fl.Env):
+        def reset(self, row, seed):
+            alive.add(state := State())
+            return state, "a"
+
+        def step(self, state, action):
+            raise OSError("gone")
+
+    gc.collect()
+    gc.disable()
+    try:
+        with pytest.warns(UserWarning, match="12 of 12 rows"):
+            found = fl.open(Fails()).rollout(rows(), policy=player(), n=2, on_error="mark", max_failed=1.0)
+        assert found.failed.values.all() and len(alive) <= 1, "the thread that called it last may still be ending"
+    finally:
+        gc.enable()
 
 
 def test_slow_calls_wait_beside_each_other(plain):
