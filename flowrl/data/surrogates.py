@@ -11,6 +11,8 @@ def half_of_pair(text: str) -> int | None:
     >>> half_of_pair("a" + chr(0xD800)), half_of_pair("a")
     (1, None)
     """
+    if text.isascii():
+        return None
     try:
         text.encode()
     except UnicodeEncodeError as error:

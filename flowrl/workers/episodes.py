@@ -175,9 +175,14 @@ class Episode:
         support = self.support
         return {} if support is None else {"support_ids": list(support.ids), "support_sizes": list(support.sizes)}
 
-    def fields(self, also: Sequence[str] = ()) -> dict[str, list[Any]]:
-        """The fields of this row, in lists of one; and those besides that are in ``also``."""
-        found = {
+    @property
+    def _delivered(self) -> int:
+        """How many of its tokens are trained, without its branches."""
+        return len(self.turn_ids) - self.turn_ids.count(-1)
+
+    def fields(self, also: Sequence[str] = ()) -> dict[str, Any]:
+        """The fields of this row; and those besides that are in ``also``."""
+        found: dict[str, Any] = {
             "response_ids": self.tokens,
             "tokens": self.prompt + self.tokens,
             "response_mask": [turn >= 0 for turn in self.turn_ids],
@@ -194,7 +199,7 @@ class Episode:
             "turn_ids": self.turn_ids,
             "outcome": self.failed or _TRUNCATED.get(self.reason if not self.outcome else "", "finished"),
             "sampled_tokens": len(self.sampled) + self.wasted,
-            "delivered_tokens": sum(turn >= 0 for each in (self, *self.branches) for turn in each.turn_ids),
+            "delivered_tokens": sum(each._delivered for each in (self, *self.branches)),
             "retries": self.retries,
             "replaced": self.replaced,
             "forks": self.forks,
@@ -208,8 +213,7 @@ class Episode:
             "conversation": self.conversation,
             **self._recorded,
         }
-        found |= {name: value for name, value in more.items() if name in also}
-        return {name: [value] for name, value in found.items()}
+        return found | {name: value for name, value in more.items() if name in also}
 
 
 @dataclass(frozen=True)
@@ -247,7 +251,7 @@ def columns_of(
     own = [(key, e) for key, e in zip(keys, episodes, strict=True) if isinstance(e, Episode)]
     fresh = [(key, e.fields(also)) for key, e in own]
     types = _TYPES | {name: type_ for name, type_ in _MORE.items() if name in also}
-    columns = {name: _column(type_, [fields[name][0] for _, fields in fresh]) for name, type_ in types.items()}
+    columns = {name: _column(type_, [fields[name] for _, fields in fresh]) for name, type_ in types.items()}
     made = Batch([key for key, _ in fresh], {**columns, "versions": versions_of([e for _, e in own])})
     check_ids(made, [e for _, e in own])
     whole = made if known is None else known.select(*made.fields).concat(made).take_keys(keys)

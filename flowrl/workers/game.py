@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from .policy_calls import Answer, Ask
 from .sessions import sampled
 from .tokens.row_support import CallSupport, RowSupport
 from .tokens.sampling import SamplingArguments
+from .user_code.environment_returns import check_anchor
 from .user_code.failed_rewards import Policy
 from .user_code.rows_in_progress import Row
 
@@ -77,8 +78,22 @@ class Game:
         support = RowSupport() if "support_ids" in self.also else None
         return Episode(None, "", self.prompts[i], self.room, support=support)
 
-    async def sampled(self, ask: Ask) -> Answer:
+    def row(self, i: int) -> dict[str, Any]:
+        """Return what a reset is told of a row."""
+        return {name: values[i] for name, values in self.columns.items()}
+
+    def number(self, observation: str) -> int:
+        """Return the number of an observation that tells a state from others."""
+        number = self.numbers.get(observation)
+        if number is None:
+            number = self.numbers[observation] = check_anchor(observation)
+        return number
+
+    def sampled(self, ask: Ask) -> Awaitable[Answer]:
         """Return what the policy samples. Raises DataError where too much is recorded of what could be drawn."""
+        return self._counted(ask) if "support_ids" in self.also else sampled(ask)
+
+    async def _counted(self, ask: Ask) -> Answer:
         answer = await sampled(ask)
         if answer.support is not None:
             self._recorded.count(len(answer.support.sizes), len(answer.support.ids))
@@ -127,6 +142,6 @@ class Game:
             self._answers.fail([self.rows.keys[i] for i in failed])
         elif ended:
             fields = [episode.fields(self.also) for episode in ended.values()]
-            together = {name: [value for each in fields for value in each[name]] for name in fields[0]}
+            together = {name: [each[name] for each in fields] for name in fields[0]}
             versions = versions_of([*ended.values()])  # with what is known of them besides
             self._answers.keep([self.rows.keys[i] for i in ended], {**together, "versions": versions})

@@ -212,7 +212,8 @@ class Sampling:
     @property
     def is_policy(self) -> bool:
         """Whether tokens are drawn from the policy itself, at the temperature."""
-        return self == Sampling(self.max_tokens, self.temperature, stop=self.stop, support=self.support)
+        whole = (False, 1.0, 0, 0.0, 1.0)  # the vocabulary, and no logit is changed
+        return (self.greedy, self.top_p, self.top_k, self.min_p, self.repetition_penalty) == whole
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import cached_property
 from typing import Any, cast
 
@@ -115,7 +115,8 @@ class Player(Worker):
         used = 0
         for turn in range(len(played.begins)):
             start = played.begins[turn]
-            ask = Ask(i, played.prompt + played.before(turn), game.seeds[i], start, game.limits.most(used))
+            most, response = game.limits.most(used), played.before(turn)
+            ask = Ask(i, played.prompt, game.seeds[i], start, most, response=response)
             try:
                 used += len((await sampled(ask)).ids)
             except OutOfTime:
@@ -176,25 +177,23 @@ class Player(Worker):
 
     async def _episode(self, game: Game, i: int, episode: Episode) -> None:
         """Play an episode to its end."""
-        row = {name: values[i] for name, values in game.columns.items()}
-        begun = await self._code(game, i, "reset", (row, game.own_seeds[i]), check_reset)
-        episode.state, episode.observation = begun
+        given = game.row(i), game.own_seeds[i]
+        episode.state, episode.observation = await self._code(game, i, "reset", given, check_reset)
         episode.begun = True
         self._observe(game, episode)
         limits = game.limits
         while not episode.over and len(episode.turn_rewards) < limits.turns:
-            episode.turn_states.append(await self._anchor(game, i, episode))
-            ask = Ask(
-                i,
-                episode.prompt + episode.tokens,
-                game.seeds[i],
-                len(episode.tokens),
-                limits.most(len(episode.sampled)),
-            )
+            if self._anchors_are_observations:
+                anchor = game.number(episode.observation)
+            else:
+                given = episode.state, episode.observation
+                anchor = await self._code(game, i, "anchor", given, check_anchor)
+            episode.turn_states.append(anchor)
+            start, most = len(episode.tokens), limits.most(len(episode.sampled))
+            ask = Ask(i, episode.prompt, game.seeds[i], start, most, response=episode.tokens)
             answer = await game.sampled(ask)
             episode.wasted += len(answer.ids)  # until the environment has taken them
-            action = game.tokenizer.decode(answer.ids, skip_special_tokens=True)
-            given = (episode.state, action)
+            given = episode.state, answer.text(game.tokenizer)
             state, observation, reward, outcome = await self._code(game, i, "step", given, check_step)
             episode.wasted -= len(answer.ids)
             episode.act(answer)
@@ -205,14 +204,6 @@ class Player(Worker):
                 episode.full = True
             elif not outcome:
                 self._observe(game, episode)
-
-    async def _anchor(self, game: Game, i: int, episode: Episode) -> int:
-        if self._anchors_are_observations:
-            number = game.numbers.get(episode.observation)
-            if number is None:
-                number = game.numbers[episode.observation] = check_anchor(episode.observation)
-            return number
-        return await self._code(game, i, "anchor", (episode.state, episode.observation), check_anchor)
 
     @property
     def _anchors_are_observations(self) -> bool:
@@ -266,14 +257,14 @@ class Player(Worker):
         """The function of the environment that is called under a name."""
         return getattr(self, name)
 
-    async def _code(self, game: Game, i: int, name: str, args: tuple[Any, ...], take: Callable[[Any], Any]) -> Any:
+    def _code(self, game: Game, i: int, name: str, args: tuple[Any, ...], take: Callable[[Any], Any]) -> Awaitable[Any]:
         """What a function of the environment gives for a row. Raises CodeFailed."""
         fn, _, is_async = self._known(name)
         row = self._row(game, i, name)
         call = CodeCall(i, fn, args, row, take, is_async)
         if (times := self._notes.count_deaths(row)) >= DEATHS:
             raise CodeFailed(call, Died(times))
-        return await called(call)
+        return called(call)
 
     def _row(self, game: Game, i: int, name: str) -> Row:
         """A row that a function is called for, as notes and messages name it."""

@@ -37,36 +37,44 @@ class Listener(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Ask:
-    """What a session asks for: tokens behind ``tokens``, of which ``start`` were sampled or observed before.
+    """What a session asks for: tokens behind those of ``prompt`` and ``response``, which stay as they are meanwhile.
 
-    ``Ask(7, [5, 6, 2], seed=91, start=1)``. ``most``: tokens at most; None is as the call says. ``listener`` is told of
-    the tokens as they come, by an engine that tells them, and its row is ended where it is gone.
+    ``Ask(7, [5, 6], seed=91, start=1, response=[2])``. ``start``: how many numbers of its random sequence were used
+    before. ``most``: tokens at most; None is as the call says. ``listener`` is told of the tokens as they come, by an
+    engine that tells them, and its row is ended where it is gone.
     """
 
     session: int
-    tokens: list[int]
+    prompt: list[int]
     seed: int
     start: int
     most: int | None = None
     listener: Listener | None = None
+    response: Sequence[int] = ()
 
 
 @dataclass(slots=True)
 class Answer:
     """What the policy sampled for a session: ids, both log-probabilities and the version of each, and how it ended.
 
-    ``support``, where it was asked for: which tokens could be drawn at each place. ``kept_cache``: some tokens come
-    from keys and values that were kept through a publish.
+    ``Answer(7, (5, 2), (-0.5, -1.2), (-0.5, -1.2), (3, 3), temperature=1.0, stopped=True)``. ``support``,
+    where it was asked for: which tokens could be drawn at each place. ``kept_cache``: some tokens come from keys and
+    values that were kept through a publish.
     """
 
-    ids: list[int]
-    rollout_logprobs: list[float]
-    sampling_logprobs: list[float]
-    versions: list[int]
+    session: int
+    ids: Sequence[int]
+    rollout_logprobs: Sequence[float]
+    sampling_logprobs: Sequence[float]
+    versions: Sequence[int]
     temperature: float
     stopped: bool  # by a stop token
     support: RowSupport | None = None
     kept_cache: bool = False
+
+    def text(self, tokenizer: Any, until: int | None = None) -> str:
+        """Return its text, or that of its first tokens."""
+        return tokenizer.decode(list(self.ids[:until]), skip_special_tokens=True)
 
     def until(self, count: int) -> Answer:
         """Return its first tokens alone, of which the last one stops it."""
@@ -90,7 +98,7 @@ class PolicyCalls(Protocol):
         ...
 
     def ask(self, asks: Sequence[Ask]) -> None: ...
-    def answers(self) -> list[tuple[int, Answer]]: ...
+    def answers(self) -> list[Answer]: ...
     def forget(self, sessions: Collection[int]) -> Mapping[int, int]:
         """Ask no more for some sessions; return how many tokens were sampled in vain, of those that had any."""
         ...
@@ -107,7 +115,7 @@ def policy_calls(policy: Any, said: SamplingArguments) -> PolicyCalls:
 def _columns(asks: Sequence[Ask]) -> tuple[Column, Tensor, Tensor]:
     import torch
 
-    prompts = pack([ask.tokens for ask in asks], "prompt", "i32")
+    prompts = pack(([*ask.prompt, *ask.response] for ask in asks), "prompt")
     seeds = torch.tensor([ask.seed for ask in asks], dtype=torch.int64)
     return prompts, seeds, torch.tensor([ask.start for ask in asks], dtype=torch.int64)
 
@@ -134,10 +142,10 @@ class WholeCalls:
         self._asks += asks
         self.waiting = bool(self._asks)
 
-    def answers(self) -> list[tuple[int, Answer]]:
+    def answers(self) -> list[Answer]:
         """Return the answers to all that wait."""
         asks, self._asks, self.waiting = self._asks, [], False
-        found: list[tuple[int, Answer]] = []
+        found: list[Answer] = []
         for said, group in _together(asks, self._said):
             sampled = self._policy.respond(*_columns(group), said)
             version = self._policy.read_version()
@@ -153,8 +161,8 @@ class WholeCalls:
                 strict=True,
             )
             for ask, ids, plain, own, stopped, support in rows:
-                answer = Answer(ids, plain, own, [version] * len(ids), sampled.temperature, stopped, support)
-                found.append((ask.session, answer))
+                versions = [version] * len(ids)
+                found.append(Answer(ask.session, ids, plain, own, versions, sampled.temperature, stopped, support))
         return found
 
     def forget(self, sessions: Collection[int]) -> Mapping[int, int]:
@@ -175,6 +183,8 @@ class _Streamed:
     asks: list[Ask]
     version: int
     how: Sampling
+    is_policy: bool
+    temperature: float
 
 
 @dataclass(slots=True)
@@ -213,20 +223,20 @@ class StreamedCalls:
             call = self._stream.submit(SampleRequest(prompts, 1, seeds, how, starts))
             version = self._policy.read_version()
             self._sessions.update(ask.session for ask in group)
-            made = self._calls[call.number] = _Streamed(call, group, version, how)
+            made = self._calls[call.number] = _Streamed(call, group, version, how, how.is_policy, how.row_temperature)
             for i, ask in enumerate(group):
                 if ask.listener is not None:
                     self._heard[call.number, i] = _Heard(made, ask, ask.listener)
         self._show_grown()  # an engine elsewhere learns who listens
 
-    def answers(self) -> list[tuple[int, Answer]]:
+    def answers(self) -> list[Answer]:
         """Go on by a token; return the rows that have ended, in the order of sessions."""
         rows = self._stream.rows_of([each.call for each in self._calls.values()])
         if self._heard:
             rows += self._tell(rows)
         found = [self._answer(row) for row in rows]
         self._calls = {number: each for number, each in self._calls.items() if not each.call.is_over}
-        return sorted(found, key=lambda pair: pair[0])
+        return sorted(found, key=lambda answer: answer.session)
 
     def _tell(self, ended: Sequence[SampledRow]) -> list[SampledRow]:
         """Tell those that listen what there is; end the rows of those that are gone, and return them."""
@@ -256,20 +266,24 @@ class StreamedCalls:
                 heard.shown += row.ids
                 heard.listener.show(tuple(heard.shown))
 
-    def _answer(self, row: SampledRow) -> tuple[int, Answer]:
+    def _answer(self, row: SampledRow) -> Answer:
         of = self._calls[row.call]
         self._used += len(row.ids)
         several = len(row.versions) > 1  # the weights have changed meanwhile
         told = several or self._stream.follows
-        versions = list(row.token_versions) if told else [of.version] * len(row.ids)
-        plain = list(row.rollout_logprobs)
-        own = plain if of.how.is_policy else list(row.sampling_logprobs)
         if of.how.support and row.support is None:
             raise not_recorded()
-        temperature, stopped = of.how.row_temperature, row.reason == "stop"
-        kept = several and self._stream.kept_cache
-        answer = Answer(list(row.ids), plain, own, versions, temperature, stopped, row.support, kept)
-        return of.asks[row.row].session, answer
+        return Answer(
+            of.asks[row.row].session,
+            row.ids,
+            row.rollout_logprobs,
+            row.rollout_logprobs if of.is_policy else row.sampling_logprobs,
+            row.token_versions if told else (of.version,) * len(row.ids),
+            of.temperature,
+            row.reason == "stop",
+            row.support,
+            several and self._stream.kept_cache,
+        )
 
     def forget(self, sessions: Collection[int]) -> Mapping[int, int]:
         """Take the rows of some sessions out of the batch."""

@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Coroutine, Generator, Mapping
 from dataclasses import dataclass
+from types import coroutine
 from typing import Any
 
 from .policy_calls import Answer, Ask, PolicyCalls
@@ -37,31 +38,22 @@ class Pause:
     seconds: float
 
 
-class _Request:
-    """Awaiting it hands a request to the scheduler, which comes back with what was asked for."""
-
-    __slots__ = ("_request",)
-
-    def __init__(self, request: Any) -> None:
-        self._request = request
-
-    def __await__(self) -> Generator[Any, Any, Any]:
-        return (yield self._request)
+@coroutine
+def sampled(ask: Ask) -> Generator[Ask, Answer, Answer]:
+    """What the policy samples: awaiting it hands the ask to the scheduler, which comes back with the answer."""
+    return (yield ask)
 
 
-async def sampled(ask: Ask) -> Answer:
-    """What the policy samples."""
-    return await _Request(ask)
-
-
-async def called(call: CodeCall) -> Any:
+@coroutine
+def called(call: CodeCall) -> Generator[CodeCall, Any, Any]:
     """What user code returns. Raises CodeFailed."""
-    return await _Request(call)
+    return (yield call)
 
 
-async def paused(session: int, seconds: float) -> None:
+@coroutine
+def paused(session: int, seconds: float) -> Generator[Pause, None, None]:
     """Wait."""
-    await _Request(Pause(session, seconds))
+    yield Pause(session, seconds)
 
 
 class Sessions:
@@ -110,8 +102,8 @@ class Sessions:
             asks, self._asks = self._asks, []
             self._policy.ask(asks)
         if self._policy.waiting:
-            for session, answer in self._policy.answers():
-                self._resume(session, answer)
+            for answer in self._policy.answers():
+                self._resume(answer.session, answer)
 
     def _answer_code(self) -> None:
         """Go on with the sessions whose code has ended, until all that is under way is slow."""
@@ -121,7 +113,8 @@ class Sessions:
             if calls:
                 self._code.begin(calls)
             ended, quick = self._code.collect(self._idle_seconds())
-            for call, outcome in ended:
+            for call in ended:
+                outcome, call.outcome = call.outcome, None  # an exception has frames that have the call
                 if call.session in self._live and self._wants.get(call.session) is call:
                     failed = CodeFailed(call, outcome) if isinstance(outcome, BaseException) else None
                     self._resume(call.session, outcome, failed)

@@ -109,11 +109,11 @@ def test_who_listens_is_shown_tokens_as_they_come(policies):
     calls.ask([Ask(i, [2 + i, 5], seed=i, start=0, listener=each) for i, each in enumerate(listeners)])
     answers = {}
     while calls.waiting:
-        answers |= dict(calls.answers())
+        answers |= {answer.session: answer for answer in calls.answers()}
     calls.close()
     longest = max(answers, key=lambda i: len(answers[i].ids))
     shown = listeners[longest].shown
     assert len(answers[longest].ids) > 20 and len(shown) >= 2
     for i, each in enumerate(listeners):
-        assert all(answers[i].ids[: len(part)] == list(part) for part in each.shown)
+        assert all(tuple(answers[i].ids[: len(part)]) == part for part in each.shown)
         assert [len(part) for part in each.shown] == sorted({len(part) for part in each.shown}), "each has more"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import math
 import threading
+import weakref
 from collections import Counter
 
 import pytest
@@ -90,6 +92,31 @@ def test_an_async_straggler_delays_nobody(plain):
             return Walk.step(self, state, action)
 
     same(fl.open(Waits()).rollout(rows(), policy=player(), n=2), plain)
+
+
+def test_the_state_of_an_episode_that_failed_is_let_go_at_once():
+    """It may hold a browser, say; the exception that is known of it has frames that have the state."""
+    alive = weakref.WeakSet()
+
+    class State:
+        pass
+
+    class Fails(fl.Env):
+        def reset(self, row, seed):
+            alive.add(state := State())
+            return state, "a"
+
+        def step(self, state, action):
+            raise OSError("gone")
+
+    gc.collect()
+    gc.disable()
+    try:
+        with pytest.warns(UserWarning, match="12 of 12 rows"):
+            found = fl.open(Fails()).rollout(rows(), policy=player(), n=2, on_error="mark", max_failed=1.0)
+        assert found.failed.values.all() and len(alive) <= 1, "the thread that called it last may still be ending"
+    finally:
+        gc.enable()
 
 
 def test_slow_calls_wait_beside_each_other(plain):
@@ -479,7 +506,7 @@ def test_tokens_that_differ_from_those_sampled_are_found(plain):
     from flowrl.workers.episodes import Episode, check_ids
 
     episode = Episode(None, "", [2, 3])
-    episode.act(Answer([4, 5], [-1.0, -1.0], [-1.0, -1.0], [0, 0], 1.0, True))
+    episode.act(Answer(0, [4, 5], [-1.0, -1.0], [-1.0, -1.0], [0, 0], 1.0, True))
     made = fl.Batch.of(
         1,
         response_ids=fl.Column.of([[4, 6]], dim="response", dtype="i32"),

@@ -264,11 +264,11 @@ def _lay(chain: Sequence[Call], episode: Episode, trained: set[Call]) -> None:
 
 def _until(answer: Answer, stops: Sequence[str], tokenizer: Any) -> tuple[Answer, str, bool]:
     """An answer up to the token that completes a text that stops; its text before that; whether it has stopped."""
-    said = tokenizer.decode(answer.ids, skip_special_tokens=True)
+    said = answer.text(tokenizer)
     if not any(stop in said for stop in stops):
         return answer, said, answer.stopped
     count = 1
-    while not any(stop in (said := tokenizer.decode(answer.ids[:count], skip_special_tokens=True)) for stop in stops):
+    while not any(stop in (said := answer.text(tokenizer, count)) for stop in stops):
         count += 1
     before = said[: min(said.index(stop) for stop in stops if stop in said)]
     return answer.until(count), before, True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...batch import Column
@@ -55,14 +55,16 @@ def masked(batch: Batch, loss: Any) -> Batch:
     return batch.drop("response_mask").with_columns({"response_mask": mask.with_values(inside)})
 
 
-def pack(rows: Sequence[Sequence[Any]], dim: str, dtype: str) -> Column:
-    """A ragged column from lists, one per row; rows may be empty."""
+def pack(rows: Iterable[Sequence[int]], dim: str) -> Column:
+    """A ragged column i32 of token ids from lists, one per row; rows may be empty."""
+    import numpy as np
     import torch
 
-    kinds = {"bool": torch.bool, "i32": torch.int32, "f32": torch.float32}
-    flat = [item for row in rows for item in row]
-    lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
-    return Column.packed(torch.tensor(flat, dtype=kinds[dtype]), lengths, dim)
+    ids, lengths = list[int](), list[int]()
+    for row in rows:
+        ids += row
+        lengths.append(len(row))
+    return Column.packed(torch.from_numpy(np.array(ids, dtype=np.int32)), lengths, dim)
 
 
 def _lengths(column: Column) -> torch.Tensor:

@@ -37,7 +37,7 @@ def written(
     ``writer`` is the tokenizer of the rows' own token ids. Raises FieldError for a column of other token ids.
     """
     if not len(batch):  # of nothing, transformers makes one empty text
-        return {"prompt": Column.of([], dtype="any"), "prompt_ids": pack([], "prompt", "i32")}
+        return {"prompt": Column.of([], dtype="any"), "prompt_ids": pack([], "prompt")}
     columns: dict[str, Any] = {}
     for name in _names(template):
         field = _field(name, frozenset(batch.fields))
@@ -68,7 +68,7 @@ def written(
     empty = next((key for key, row in zip(batch.keys, ids, strict=True) if not row), None)
     if empty is not None:
         raise ModelError(f"ask: the prompt of row {empty} has no token.", fix="Give the text some words of its own.")
-    return {"prompt": Column.of(texts, dtype="any"), "prompt_ids": pack(ids, "prompt", "i32")}
+    return {"prompt": Column.of(texts, dtype="any"), "prompt_ids": pack(ids, "prompt")}
 
 
 def _field(name: str, have: frozenset[str]) -> str:

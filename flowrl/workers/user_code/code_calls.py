@@ -37,7 +37,8 @@ _THREADS = 256  # that are busy with a slow call each, at most
 class CodeCall:
     """A call of user code for a session: ``CodeCall(7, step, (state, "up"), row)``.
 
-    ``take`` reads what it returned, and raises where that is wrong.
+    ``take`` reads what it returned, and raises where that is wrong. ``outcome`` is what it gave, or its exception, once
+    it has ended.
     """
 
     session: int
@@ -51,6 +52,7 @@ class CodeCall:
     has_begun: bool = False  # its code, of an async one
     forgotten: bool = False  # nobody waits for it
     task: asyncio.Task[None] | None = None
+    outcome: Any = None
 
     def run(self) -> Any:
         """Call it here."""
@@ -71,7 +73,7 @@ class CodeCalls:
         self._waiting: deque[CodeCall] = deque()
         self._quick: dict[CodeCall, None] = {}  # under way, and waited for; async ones in their order
         self._slow: dict[CodeCall, None] = {}
-        self._ended: list[tuple[CodeCall, Any]] = []
+        self._ended: list[CodeCall] = []
         self._change = threading.Condition()
         self._hand: _Hand | None = None
         self._busy_hands = 0
@@ -88,9 +90,9 @@ class CodeCalls:
             self._open_loop().begin(coroutines)
         if plain and self.timeout is None:
             for call in plain:
-                outcome = called(call.run, self.notes, call.row)
-                self._ended.append((call, outcome))
-                if self._stop_at_error and isinstance(outcome, BaseException):
+                call.outcome = called(call.run, self.notes, call.row)
+                self._ended.append(call)
+                if self._stop_at_error and isinstance(call.outcome, BaseException):
                     break
         elif plain:
             with self._change:
@@ -99,8 +101,8 @@ class CodeCalls:
                     self._hand = _Hand(self)
                 self._change.notify_all()
 
-    def collect(self, wait: float) -> tuple[list[tuple[CodeCall, Any]], bool]:
-        """Return calls that have ended with their outcomes, and whether quick ones are still under way.
+    def collect(self, wait: float) -> tuple[list[CodeCall], bool]:
+        """Return calls that have ended, and whether quick ones are still under way.
 
         Where none is quick, it waits ``wait`` seconds at most for another to end.
         """
@@ -135,7 +137,7 @@ class CodeCalls:
             self._slow.pop(call, None)
             if call in self._waiting:
                 self._waiting.remove(call)
-            self._ended = [(other, outcome) for other, outcome in self._ended if other is not call]
+            self._ended = [other for other in self._ended if other is not call]
             loop = next((loop for loop in self._loops if call.task is not None and call in loop.calls), None)
         if loop is not None and call.task is not None:
             loop.loop.call_soon_threadsafe(call.task.cancel)
@@ -223,7 +225,8 @@ class CodeCalls:
             return
         self._quick.pop(call, None)
         self._slow.pop(call, None)
-        self._ended.append((call, outcome))
+        call.outcome = outcome
+        self._ended.append(call)
 
     def _open_loop(self) -> _Loop:
         if self._loop is None:
@@ -245,25 +248,28 @@ class _Hand:
 
     def _work(self) -> None:
         self.thread, calls = WaitingThread(), self._calls
-        change = calls._change
+        change, ended, outcome = calls._change, None, None
         while True:
             with change:
+                if ended is not None:
+                    self._end(ended, outcome)
                 while not calls._waiting and not calls._closed and not self.alone:
                     change.wait()
                 if calls._closed or self.alone:
                     return
                 call = self.call = calls._waiting.popleft()
                 calls._begun(call)
-            outcome = called(call.run, calls.notes, call.row)
-            with change:
-                self.call = None
-                calls._end(call, outcome)
-                if calls._stop_at_error and isinstance(outcome, BaseException):
-                    calls._waiting.clear()
-                if self.alone:
-                    calls._busy_hands -= 1
-                if self.alone or not calls._waiting:
-                    change.notify_all()
+            ended, outcome = call, called(call.run, calls.notes, call.row)
+
+    def _end(self, call: CodeCall, outcome: Any) -> None:
+        calls, self.call = self._calls, None
+        calls._end(call, outcome)
+        if calls._stop_at_error and isinstance(outcome, BaseException):
+            calls._waiting.clear()
+        if self.alone:
+            calls._busy_hands -= 1
+        if self.alone or not calls._waiting:
+            calls._change.notify_all()
 
 
 class _Loop:

@@ -93,7 +93,7 @@ class Notes:
         self._deaths = deaths(folder) if folder is not None else Counter()
 
     def begin(self, row: Row) -> int:
-        """User code begins with a row. Returns what ends the note."""
+        """User code begins with a row. Returns what ends the note; 0 where none is kept."""
         make_headway()
         if self._file < 0:
             return 0
@@ -109,6 +109,8 @@ class Notes:
     def end(self, number: int) -> None:
         """User code is done with a row, or nobody waits for it any more."""
         make_headway()
+        if not number:
+            return
         with self._lock:
             place = self._places.pop(number, None)
             if place is None:
@@ -119,7 +121,7 @@ class Notes:
 
     def count_deaths(self, row: Row) -> int:
         """How many processes have died at a row."""
-        return self._deaths[row.id]
+        return self._deaths[row.id] if self._deaths else 0
 
     def end_fork(self, row: Row) -> None:
         """End this process, which user code has forked off, and which came back as if it were the one before."""

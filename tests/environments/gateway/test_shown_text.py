@@ -28,7 +28,7 @@ class Bytes:
 def shown(text, request):
     """What is shown after each byte, also behind a text that stops, and the content of the whole answer."""
     ids = [*text.encode()]
-    answer = Answer(ids, [0.0] * len(ids), [0.0] * len(ids), [0] * len(ids), 1.0, stopped=True)
+    answer = Answer(0, ids, [0.0] * len(ids), [0.0] * len(ids), [0] * len(ids), 1.0, stopped=True)
     _, said, _ = _until(answer, request.stop, Bytes())
     content, calls = _read(said, request)
     return [sure_text(Bytes().decode(ids[:count]), request) for count in range(len(ids) + 1)], content, calls

@@ -40,7 +40,7 @@ def others_end(calls, slow, quick, *, tries=5):
         calls.begin([call(1000 * number, *slow), *(call(1000 * number + i, *quick) for i in range(1, 9))])
         while len(found) < 8:
             ended, _ = calls.collect(60.0)
-            found += [each.session for each, _ in ended]
+            found += [each.session for each in ended]
         took.append(time.monotonic() - began)
         assert sorted(found) == [1000 * number + i for i in range(1, 9)], "the slow one is under way"
     return min(took)
@@ -52,7 +52,7 @@ def test_a_plain_call_that_waits_holds_up_no_other(calls, release):
     release.set()
     found = []
     while len(found) < 5:
-        found += [outcome for _, outcome in calls.collect(60.0)[0]]
+        found += [each.outcome for each in calls.collect(60.0)[0]]
     assert found == [True] * 5
 
 
@@ -89,7 +89,7 @@ def test_an_async_call_that_waits_holds_up_no_other(calls):
             found += calls.collect(60.0)[0]
         calls.collect(0.0)
         took.append(time.monotonic() - began)
-        assert all(each.session % 100 for each, _ in found)
+        assert all(each.session % 100 for each in found)
     assert min(took) < SOON
 
 
@@ -107,16 +107,16 @@ def test_a_coroutine_that_blocks_its_loop_holds_up_none_that_it_has_not_come_to(
     while len(found) < 30:
         found += calls.collect(60.0)[0]
         assert time.monotonic() - began < 30
-    assert {each.session for each, _ in found} == {*range(1, 31)}
+    assert {each.session for each in found} == {*range(1, 31)}
     later = call(40, quick, is_async=True)
     calls.begin([later])
     while not (ended := calls.collect(60.0)[0]):
         pass
-    assert [each for each, _ in ended] == [later]
+    assert ended == [later]
     release.set()
     while not (ended := calls.collect(60.0)[0]):
         pass
-    assert [(each.session, outcome) for each, outcome in ended] == [(0, None)]
+    assert [(each.session, each.outcome) for each in ended] == [(0, None)]
 
 
 def test_calls_that_compute_are_waited_for(calls):
@@ -134,7 +134,7 @@ def test_calls_that_compute_are_waited_for(calls):
         found += ended
         if not quick:
             break
-    assert [each.session for each, _ in found] == [*range(10)]
+    assert [each.session for each in found] == [*range(10)]
     assert not calls.under_way
 
 
