@@ -118,7 +118,7 @@ def test_the_reward_rises(algorithm, tmp_path):
     assert before < 0.3 and after > 0.9, f"{before:.2f} -> {after:.2f}"
     assert outcome.last[-1][1]["reward"] > 0.9, "greedy, on prompts that were never shown"
     told = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
-    about = {(event["kind"], event["text"].partition(", ")[2].split()[0]) for event in told}
+    about = {(event["kind"], (event["text"].partition(", ")[2].split() or [""])[0]) for event in told}
     about -= {("hint", "ref_kl")}  # it is far from its random weights, as it should be
     assert not {kind for kind, name in about if name in QUIET or kind == "gap"}, about
     assert (tmp_path / "reward.png").read_bytes().startswith(b"\x89PNG")
