@@ -86,14 +86,14 @@ class PolicyRows:
         call that cannot go on, and what the engine raised, which is of no more use.
         """
         with self._changed:
+            self._raise_failure()
             caller = self._callers.setdefault(name, _Caller(self.stream.steps))
         if asked:
             self._join(caller, asked)
         with self._changed:
             if seconds and not self._is_served(caller):
                 self._wait(caller, seconds)
-            if self._broken is not None:
-                raise self._broken
+            self._raise_failure()
             polled = self._hand_out(caller)
             known = {call: rows for number, rows in (heard or {}).items() if (call := caller.calls.get(number))}
             calls = dict(caller.calls)
@@ -103,6 +103,7 @@ class PolicyRows:
     def abort(self, name: str, rows: Mapping[int, Iterable[int]], latest: int) -> list[SampledRow]:
         """End rows of somebody, by call; return them as they are. ``latest``: the last call that it has sent."""
         with self._changed:
+            self._raise_failure()
             self._changed.wait_for(lambda: self._has_come(name, latest), PATIENCE)
             open = self._callers[name].calls if name in self._callers else {}
             calls = {number: open[number] for number in rows if number in open}
@@ -138,6 +139,11 @@ class PolicyRows:
                 caller.calls |= {a.number: call for a, call in zip(asked, begun, strict=False)}
                 caller.latest = max(caller.latest, *(a.number for a in asked))
                 self._changed.notify_all()
+
+    def _raise_failure(self) -> None:
+        """Raise what the engine has failed with."""
+        if self._broken is not None:
+            raise self._broken
 
     def _has_come(self, name: str, latest: int) -> bool:
         """Whether somebody's calls are here, up to a number: those that are on their way would never be ended."""
