@@ -350,7 +350,7 @@ def test_calls_of_several_policies_have_one_order():
             at_once.remove(self)
             return super().step()
 
-    peers, at = team(Notes(), Told())
+    peers, _ = team(Notes(), Told())
     turn = threading.Lock()
     engines = [MirroredEngine(Notes(), TeamCalls(name, ("actor", False), (1,), peers, turn)) for name in "ab"]
     prompts = fl.Column.of([[1]], dim="prompt", dtype="i32")
