@@ -60,14 +60,14 @@ class Policies:
         self, at: Serving, prompts: Column, seeds: Tensor, starts: Tensor, said: SamplingArguments
     ) -> Sampled | Failed:
         """One response per prompt, when all are there."""
-        asked, policy = (prompts, seeds, starts, said), self.serving(at.name)
+        asked = prompts, seeds, starts, said
         try:
+            policy: Any = self.serving(at.name)
             with self._serves:
                 team = self._team_of(at)
                 if team is None:
-                    return policy.respond(*asked)  # type: ignore[attr-defined]
-                words = [asked] * len(team.others)
-                found, sums = team.make("respond", lambda: policy.respond(*asked), words)  # type: ignore[attr-defined]
+                    return policy.respond(*asked)
+                found, sums = team.make("respond", lambda: policy.respond(*asked), [asked] * len(team.others))
                 team.compare(sampled_sum(found), sums)
                 return found
         except Exception as error:
