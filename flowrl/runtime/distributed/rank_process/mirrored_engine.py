@@ -49,8 +49,8 @@ class TeamCalls:
     def make(self, what: str, here: Callable[[], T], asked: Sequence[tuple[Any, ...]]) -> tuple[T, list[Any]]:
         """Make a call on all of them: do it ``here``, and have each other do it with what it is ``asked``.
 
-        Returns what it gives here, and the answers of the others. Where all have failed alike, raises what failed here;
-        else what failed first tells most, with its rank, and no other call is made.
+        Returns what it gives here, and the answers of the others. Where all have failed, raises what failed here; else
+        what tells most of it, with its rank, and no other call is made.
         """
         with self._turn:
             self._raise_failure()
@@ -64,6 +64,9 @@ class TeamCalls:
             own = mine.exception() if mine.done() else None
             lost = self._gone or any(isinstance(error, EngineLost) for error in (own, *failed.values()))
             if own is not None and len(failed) == len(self.others) and not lost:
+                for error in failed.values():
+                    if not str(error).endswith(str(own)):
+                        own.add_note(str(error))
                 raise own
             self._failed = _worst(own, failed)
             raise self._failed
@@ -97,7 +100,8 @@ class TeamCalls:
             answer = begun()
         except Exception as error:
             self._gone = True
-            return RunError(f"{self.name} on rank {rank}, which has the engine too: {cut(str(error))}")
+            what = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            return RunError(f"{self.name} on rank {rank}, which has the engine too, is gone: {cut(what)}")
         if not isinstance(answer, Failed):
             return answer
         error = answer.raised(rank)

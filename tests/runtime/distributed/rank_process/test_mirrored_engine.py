@@ -298,7 +298,7 @@ def test_a_rank_whose_process_is_gone_ends_the_call(monkeypatch):
     def end(number, turn):
         peers.gone.add(1)
 
-    with pytest.raises(RunError, match="actor on rank 1, which has the engine too: rank 1"):
+    with pytest.raises(RunError, match="actor on rank 1, which has the engine too, is gone: Gone: rank 1"):
         walk(end).rollout(rows(), policy=handle(peers, at), n=2)
 
 
@@ -314,6 +314,13 @@ def test_a_prompt_that_no_rank_can_answer_is_named_and_others_go_on():
     while not found:
         found = stream.rows_of([call])
     assert len(found[0].ids) == 3
+
+
+def test_where_all_ranks_fail_each_is_told_of():
+    peers, at = team(failing(RunError("connection closed by peer")), failing(RunError("no more memory")))
+    with pytest.raises(RunError, match="connection closed by peer") as failed:
+        walk().rollout(rows(), policy=handle(peers, at), turn_tokens=20)
+    assert failed.value.__notes__ == ["actor on rank 1: no more memory"]
 
 
 def test_a_call_that_began_on_one_rank_alone_ends_the_engine():
