@@ -72,6 +72,7 @@ class PolicyRows:
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._broken: BaseException | None = None
+        self._ended: set[str] = set()  # those whose rows somebody else has ended
 
     def poll(
         self,
@@ -87,6 +88,8 @@ class PolicyRows:
         """
         with self._changed:
             self._raise_failure()
+            if name in self._ended:
+                raise RunError("The policy has its turn again: rows that were asked for before are ended.")
             caller = self._callers.setdefault(name, _Caller(self.stream.steps))
         if asked:
             self._join(caller, asked)
@@ -125,8 +128,10 @@ class PolicyRows:
         return self._as_asked(calls, self.stream.leave(list(calls.values())))
 
     def end(self) -> None:
-        """End the rows of all: nobody waits for them any more, as who has asked for them may have died."""
+        """End the rows of all: nobody waits for them any more, as who has asked for them may have died. Who has not
+        gets no others."""
         for name in list(self._callers):
+            self._ended.add(name)
             with suppress(RunError):  # an engine that has failed has no rows
                 self.leave(name, 0)
 

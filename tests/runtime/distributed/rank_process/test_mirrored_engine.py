@@ -125,8 +125,6 @@ def test_limits_and_ways_of_sampling_hold_there_too(how):
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_environments_that_play_at_once_share_the_batch(ranks):
     engines = [Told(calls=2 if ranks == 2 else 1) for _ in range(ranks)]
-    for first in range(0, ranks, 2):
-        engines[first + 1].opened.set()  # what the first one steps, it steps
     peers, at = team(*engines)
     parts = [rows(3), rows(3, first=3)]
     jobs = [lambda part=part: walk().rollout(part, policy=handle(peers, at), turns=1, turn_tokens=40) for part in parts]
