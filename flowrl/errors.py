@@ -203,7 +203,9 @@ class WrongAnswer(RunError):
 
 class EngineLost(RunError):
     """The process that an engine has begun is gone, or has ended itself. On ranks, that of the engine is started again,
-    and its rows go on from the tokens that it had told."""
+    and its rows go on from the tokens that it had told. ``rank``: the one of the engine, where another one says it."""
+
+    rank: int | None = None
 
 
 class RankLost(RunError):

@@ -50,6 +50,10 @@ class Stream:
         self.follows = False  # publishes come in between, and its rows say of which version each token is
         self.kept_cache = False  # rows have gone on through a publish with the keys and values that they had
 
+    def beside(self, engine: Streams) -> Stream:
+        """Return a stream of its own for what stands for the engine of this one: it has other calls."""
+        return Stream(engine)
+
     def submit(self, request: SampleRequest) -> StreamedCall:
         """Begin a call. Its rows come as they end."""
         return self.submit_all([request])[0]

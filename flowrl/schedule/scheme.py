@@ -60,9 +60,7 @@ class Scheme:
         pools = self.pools(op, worker, handles)
         relaxed = sampling and step >= 0 and site in self.relaxed
         declared: Mapping[str, Any] = self.arguments.get(worker or "", {})
-        streams = self.setup.streams
-        joins = op.joins and streams and self.setup.publish != "drain" and bool(follows)
-        joins = joins and self.rowwise.issuperset(follows)
+        streams, joins = self.setup.streams, self.joins(op, served)
         return Call(
             id,
             step,
@@ -82,6 +80,12 @@ class Scheme:
             whole=bool(follows) and not joins and not (op.asks and streams and self.one_by_one.issuperset(follows)),
             joins=joins,
         )
+
+    def joins(self, op: Op, serves: Sequence[str]) -> bool:
+        """Whether calls of an op go on over publishes: they ask the engines of ``serves`` row by row meanwhile."""
+        follows = [worker for worker in serves if worker in self.setup.followers]
+        into_rows = self.setup.streams and self.setup.publish != "drain"
+        return op.joins and into_rows and bool(follows) and self.rowwise.issuperset(follows)
 
     def _residents(self, pools: Sequence[str], needed: Container[str]) -> tuple[str, ...]:
         """Return whose turn it is in the memory of pools, and what else of them its turn needs."""

@@ -345,6 +345,14 @@ def on_ranks(engine: object) -> TypeGuard[OnRanks]:
     return getattr(engine, "ranks", 1) > 1
 
 
+def drawn_apart(title: str) -> RunError:
+    """Return the error of an engine whose ranks have other rows: from here on none would compute what is right."""
+    return RunError(
+        f"The ranks that split '{title}' have drawn other tokens for the same rows.",
+        fix="Give them processors of one kind and one version of the engine; if they have, report it.",
+    )
+
+
 def gathered(rows: Iterable[SampledRow], sampling: Sampling, *, versions: bool = False) -> Sampled:
     """Return the rows of one call, in the order of their numbers, as ``generate`` returns them.
 

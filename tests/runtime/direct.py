@@ -20,7 +20,7 @@ from flowrl.runtime.distributed.rank_process.rank import Rank
 LOST = object()  # the answer of a rank that is gone
 
 #: What ranks answer in lanes of their own, while they are at other calls.
-BESIDE = ("poll", "abort_rows", "leave_policy")
+BESIDE = ("poll", "abort_rows", "leave_policy", "mirror")
 
 
 class Direct:

@@ -104,9 +104,9 @@ class EnvRank:
 
     def ask_all(self, calls, peers):
         answers = [peers.call(*call)() for call in calls]
-        for answer in answers:
+        for (rank, *_), answer in zip(calls, answers, strict=True):
             if isinstance(answer, Failed):
-                raise answer.raised()
+                raise answer.raised(rank)
         return answers
 
 

@@ -23,7 +23,7 @@ from ...placement.model.rank_parameters import parameters_of
 from ...placement.model.weight_layout import Layout
 from ...workers.engine import Published
 from ...workers.model_options import Build, Sampled, Sampling
-from ...workers.streaming import FailedCall, PrefixTokens, SampledRow, SampleRequest, Streams, gathered
+from ...workers.streaming import FailedCall, PrefixTokens, SampledRow, SampleRequest, Streams, drawn_apart, gathered
 from ...workers.tokens.row_support import CallSupport
 from ...workers.weights.weight_boxes import Sums, sums
 from ..continuous import RunningRow, asleep, check_lengths, grown_rows
@@ -226,10 +226,7 @@ class VLLMEngine(Mirrored):
         """
         found, most, least = self._team.largest([int(said), self._drawn, -self._drawn])
         if most != -least:
-            raise RunError(
-                f"The ranks that split '{self.build.model.title}' have drawn other tokens for the same rows.",
-                fix="Give them processors of one kind and one version of vLLM; if they have, report it.",
-            )
+            raise drawn_apart(self.build.model.title)
         return bool(found)
 
     def _left(self, said: Mapping[str, Any]) -> SampledRow | FailedCall:

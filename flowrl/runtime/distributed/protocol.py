@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...batch import CallInfo, Key
-from ...errors import LONGEST, FlowError, NotFinite, RunError, cut
+from ...errors import LONGEST, EngineLost, FlowError, NotFinite, RunError, cut
 from ...graph.ops.op import Op
 from ...workers.base import Worker
 from ...workers.decode_slots import EngineSlots
@@ -76,13 +76,15 @@ class RankConfig:
 class Serving:
     """Where the copy of a policy is that an environment calls: its ranks, and the version of its weights.
 
-    ``follows``: publishes come while it is asked, and rows go on under their weights.
+    ``follows``: publishes come while it is asked, and rows go on under their weights. ``beside``: where ranks split its
+    engine, those that have it together with one of ``ranks``, which alone is asked.
     """
 
     name: str
     ranks: tuple[int, ...]
     version: int
     follows: bool = False
+    beside: Mapping[int, tuple[int, ...]] = field(default_factory=dict[int, "tuple[int, ...]"])
 
 
 @dataclass(frozen=True)
@@ -223,8 +225,10 @@ class Failed:
         """Larger for one that only tells of what is wrong on another rank: of several, the smallest is told."""
         return self.elsewhere, isinstance(self.error, NotFinite) and not self.error.names
 
-    def raised(self) -> FlowError:
-        """Return what to raise on another rank that needed the answer."""
+    def raised(self, rank: int) -> FlowError:
+        """Return what to raise on another rank that needed the answer of this one."""
+        if isinstance(self.error, EngineLost) and self.error.rank is None:
+            self.error.rank = rank
         return self.error or RunError(self.text)
 
     @staticmethod

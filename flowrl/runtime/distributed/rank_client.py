@@ -144,9 +144,11 @@ class RankClient:
         return answers
 
     def raise_lost_engines(self, answers: Mapping[int, Any], what: str) -> None:
-        """Raise RankLost for ranks that answer that the process behind their engine is gone."""
+        """Raise RankLost for ranks that answer that the process behind their engine is gone, or that of a policy which
+        they asked."""
         failed = {rank: answer.error for rank, answer in answers.items() if isinstance(answer, Failed)}
-        lost = {self.stand_in(rank): error for rank, error in failed.items() if isinstance(error, EngineLost)}
+        engines = {rank: error for rank, error in failed.items() if isinstance(error, EngineLost)}
+        lost = {self.stand_in(rank if e.rank is None else e.rank): e for rank, e in engines.items()}
         if lost:
             rank, error = min(lost.items())
             where = f"rank {rank} of pool '{self.pool_of(rank)}'"

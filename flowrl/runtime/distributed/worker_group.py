@@ -87,6 +87,7 @@ class WorkerGroup:
         self.is_away = False
         self.changing = False  # an update is under way, or what it changed is not known yet
         self.swapping = False  # it is on its way out of memory, or back
+        self.serves_rows = False  # environments have asked its ranks, which split its engine, since rows were ended
         self.installing = False
         self.published: Published | None = None  # what its engines said of the weights that it was last given
         self.received = 0  # bytes of the weights that it was last given, on all of its ranks
@@ -109,6 +110,18 @@ class WorkerGroup:
         place = dict(zip(self.ranks, self.places, strict=True)).get(rank)
         team = tuple(other for other, there in zip(self.ranks, self.places, strict=True) if there == place)
         return team or (rank,)
+
+    def beside(self) -> dict[int, tuple[int, ...]]:
+        """Return, by the first rank of each team, the others that split the engine with it; none of whole models."""
+        teams = {rank: self.team_of(rank) for rank in self.keepers} if self.spec.collective else {}
+        return {rank: tuple(other for other in team if other != rank) for rank, team in teams.items() if len(team) > 1}
+
+    def _end_rows(self) -> None:
+        """Have rows end that environments on ranks that died have asked for: ranks that split an engine make steps of
+        them together, and are told next what each does by itself."""
+        if self.serves_rows:
+            self.serves_rows = False
+            self.client.call_all(self.keepers, "end_rows", self.key, what=f"{self.name}: rows that nobody waits for")
 
     def resize(self, ranks: Sequence[int]) -> None:
         """Be on these ranks, replicas of each other, from here on; others are gone."""
@@ -292,6 +305,7 @@ class WorkerGroup:
     @_loaded
     def take(self, staged: Staged, version: int, *, keep_cache: bool = False) -> None:
         """The same, once: whatever is lost meanwhile ends it."""
+        self._end_rows()
         source = staged.group
         route = self.client.routes.find(source, self)
         moves, numbers = route.moves, route.numbers
@@ -337,6 +351,7 @@ class WorkerGroup:
         return self._swap("onload", away=False)
 
     def _swap(self, method: str, *, away: bool) -> dict[int, int]:
+        self._end_rows()
         with self.client.order:
             if self.is_away == away:
                 return {}

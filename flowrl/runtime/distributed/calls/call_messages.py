@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ....batch import Key
-from ....errors import FlowError, PlanError
+from ....errors import FlowError
 from ....graph.ops.op import Op
 from ....graph.ops.signature import Signature
 from ....graph.stand_ins.argument_trees import rebuild
@@ -106,12 +106,10 @@ def _rank_call(
     def as_sent(item: Any, names: Any = None) -> Any:
         if isinstance(item, WorkerGroup):
             if call.op.external:  # it is called there, row by row; other ops look at its weights
-                if item.spec.collective:
-                    raise PlanError(
-                        f"{call.title} samples from '{item.name}' row by row, and its engine is split over ranks.",
-                        fix=f"Give the generate place of '{item.name}' a mesh of dp alone.",
-                    )
-                policies[item.name] = Serving(item.name, item.keepers, item.read_version(), call.joins)
+                beside = item.beside()
+                assert not (beside and call.joins), "check and run refuse such a plan"
+                item.serves_rows |= bool(beside)
+                policies[item.name] = Serving(item.name, item.keepers, item.read_version(), call.joins, beside)
             return Named(item.name)
         if not isinstance(item, RemoteValue):
             return Named(item.name) if is_handle(item) else item

@@ -103,9 +103,7 @@ class Policy:
 
         shares = self._shares(prompts, seeds.tolist(), starts.tolist())
         asked = [(r, rows) for r, rows in zip(self._at.ranks, shares, strict=True) if rows]
-        calls = [
-            (r, "respond", self._at.name, prompts.take(rows), seeds[rows], starts[rows], said) for r, rows in asked
-        ]
+        calls = [(r, "respond", self._at, prompts.take(rows), seeds[rows], starts[rows], said) for r, rows in asked]
         answers = self._rank.ask_all(calls, self._peers)
         for (rank, rows), answer in zip(asked, answers, strict=True):
             try:

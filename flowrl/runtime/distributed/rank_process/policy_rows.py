@@ -72,6 +72,7 @@ class PolicyRows:
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._broken: BaseException | None = None
+        self._ended: set[str] = set()  # those whose rows somebody else has ended
 
     def poll(
         self,
@@ -86,14 +87,16 @@ class PolicyRows:
         call that cannot go on, and what the engine raised, which is of no more use.
         """
         with self._changed:
+            self._raise_failure()
+            if name in self._ended:
+                raise RunError("The policy has its turn again: rows that were asked for before are ended.")
             caller = self._callers.setdefault(name, _Caller(self.stream.steps))
         if asked:
             self._join(caller, asked)
         with self._changed:
             if seconds and not self._is_served(caller):
                 self._wait(caller, seconds)
-            if self._broken is not None:
-                raise self._broken
+            self._raise_failure()
             polled = self._hand_out(caller)
             known = {call: rows for number, rows in (heard or {}).items() if (call := caller.calls.get(number))}
             calls = dict(caller.calls)
@@ -103,6 +106,7 @@ class PolicyRows:
     def abort(self, name: str, rows: Mapping[int, Iterable[int]], latest: int) -> list[SampledRow]:
         """End rows of somebody, by call; return them as they are. ``latest``: the last call that it has sent."""
         with self._changed:
+            self._raise_failure()
             self._changed.wait_for(lambda: self._has_come(name, latest), PATIENCE)
             open = self._callers[name].calls if name in self._callers else {}
             calls = {number: open[number] for number in rows if number in open}
@@ -124,8 +128,10 @@ class PolicyRows:
         return self._as_asked(calls, self.stream.leave(list(calls.values())))
 
     def end(self) -> None:
-        """End the rows of all: nobody waits for them any more, as who has asked for them may have died."""
+        """End the rows of all: nobody waits for them any more, as who has asked for them may have died. Who has not
+        gets no others."""
         for name in list(self._callers):
+            self._ended.add(name)
             with suppress(RunError):  # an engine that has failed has no rows
                 self.leave(name, 0)
 
@@ -138,6 +144,11 @@ class PolicyRows:
                 caller.calls |= {a.number: call for a, call in zip(asked, begun, strict=False)}
                 caller.latest = max(caller.latest, *(a.number for a in asked))
                 self._changed.notify_all()
+
+    def _raise_failure(self) -> None:
+        """Raise what the engine has failed with."""
+        if self._broken is not None:
+            raise self._broken
 
     def _has_come(self, name: str, latest: int) -> bool:
         """Whether somebody's calls are here, up to a number: those that are on their way would never be ended."""

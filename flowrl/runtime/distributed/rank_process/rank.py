@@ -109,7 +109,7 @@ class Rank(Weights, Policies):
             worker.close()
         self.workers.clear()
         self.specs.clear()
-        self._policy_rows.clear()
+        self.forget_policies()
 
     def forget(self) -> None:
         """Let go of all objects, of rows that are sampled and of staged weights, and read the journals again."""
@@ -164,7 +164,6 @@ class Rank(Weights, Policies):
                 self.streams.fail(number, call.worker, given)
                 return
             op, worker, pulled = self._op(call), self._worker(call), self._now.pulled
-            self.end_rows(call.worker)
             asked, ready = self._now.asked, self._now.ready
 
             def reply(result: Any) -> Reply:
@@ -190,9 +189,16 @@ class Rank(Weights, Policies):
         return self.streams.begin_again(key, wanted, self.workers[key].version)
 
     def _prepare(self, call: RankCall) -> dict[str, Any] | Failed:
-        """Free what the driver no longer needs, and return what an op is called with."""
+        """Free what the driver no longer needs, and return what an op is called with.
+
+        Rows are ended that somebody who died has asked a worker for which has its turn again: where ranks split its
+        engine the first one does it for all, and the others wait for it as they agree on the arguments.
+        """
         self._now.asked = time()
         self.free(call.frees)
+        op = self._op(call)
+        if call.worker is not None and (op.updates or op.cost == "generate"):
+            self.end_rows(call.worker)
         self._now.pulled, self._now.warnings, self._now.failures = 0, [], []
         arguments = self._arguments(call)
         self._now.ready = time()
@@ -244,9 +250,9 @@ class Rank(Weights, Policies):
             getattr(self, call[1])(*call[2:]) if there is None else there()
             for there, call in zip(away, calls, strict=True)
         ]
-        for answer in answers:
+        for (rank, *_), answer in zip(calls, answers, strict=True):
             if isinstance(answer, Failed):
-                raise answer.raised()
+                raise answer.raised(rank)
         return answers
 
     def _arguments(self, call: RankCall) -> dict[str, Any] | Failed:
@@ -281,8 +287,6 @@ class Rank(Weights, Policies):
 
     def _run(self, call: RankCall, arguments: Mapping[str, Any]) -> Reply:
         worker, op = self._worker(call), self._op(call)
-        if call.worker is not None and (op.updates or op.cost == "generate"):
-            self.end_rows(call.worker)
         with counted() as slots:
             result = run_op(
                 op,
@@ -368,7 +372,7 @@ class Rank(Weights, Policies):
                 f"{call.title} takes the weights of '{named.name}', which is in another pool.",
                 fix=f"Place both in one pool, with the same mesh and backend as '{named.name}'.",
             )
-        if at.ranks == (self.number,):
+        if at.ranks == (self.number,) and not at.beside:
             return self.follow(named.name) if at.follows else self.serving(named.name)
         return Policy(self, at)
 

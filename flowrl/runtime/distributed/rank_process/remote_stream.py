@@ -157,7 +157,7 @@ class RemoteStream:
             if part:
                 if engine.queued:
                     self._tell(engine, waits=False)
-                words = (self._at.name, self._name, part, engine.latest)
+                words = (self._at, self._name, part, engine.latest)
                 asked.append((engine, self._peers.call(engine.rank, "abort_rows", *words)))
         found = [row for engine, begun in asked for row in self._ended(engine, begun)]
         for place, part in enumerate(parts):
@@ -172,7 +172,7 @@ class RemoteStream:
         found = self.abort_rows(dict.fromkeys(calls))
         for engine in self._engines:
             if engine.latest:
-                self._peers.call(engine.rank, "leave_policy", self._at.name, self._name, engine.latest)
+                self._peers.call(engine.rank, "leave_policy", self._at, self._name, engine.latest)
         self._polls.clear()
         self._name = secrets.token_hex(8)
         return found
@@ -252,7 +252,7 @@ class RemoteStream:
         engine, answer = poll.engine, poll.begun()
         try:
             if isinstance(answer, Failed):
-                raise answer.raised()
+                raise answer.raised(engine.rank)
             polled: Polled = answer
             engine.first = polled.first if engine.first is None else engine.first
             engine.steps = max(engine.steps, polled.steps)

@@ -24,6 +24,7 @@ LANES = {
     "poll": "serve",
     "abort_rows": "serve",
     "leave_policy": "serve",
+    "mirror": "mirror",
     "alive": "pull",
     "headway": "pull",
     "bring": "light",
@@ -42,6 +43,7 @@ THREADS = {
     "light": 1,  # short calls do not wait for what the workers do
     "move": 1,  # weights are on their way
     "serve": 1,  # a policy samples for environments on other ranks, which this one may be waiting for in turn
+    "mirror": 1,  # what the first rank of those that split an engine does for environments is done beside it
     "save": 1,  # files of a checkpoint are written while this rank works
     "beside": 1,  # episodes of several steps are played
 }
@@ -95,6 +97,7 @@ class RankActor:
     light = _in_lane("light")
     move = _in_lane("move")
     serve = _in_lane("serve")
+    mirror = _in_lane("mirror")
     save = _in_lane("save")
     beside = _in_lane("beside")
 

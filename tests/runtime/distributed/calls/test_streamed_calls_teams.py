@@ -1,98 +1,32 @@
 """Ranks that have an engine together: the driver asks them alike, the first one answers, and they are lost together.
 
-The engine is `hf` on each of two ranks, in threads, which agree as those of a split model do.
+The engine is `hf` on each of two ranks (`team_ranks.py`).
 """
 
 from __future__ import annotations
 
 import json
-import threading
-from collections import Counter, defaultdict
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 
 import direct
 import pytest
 from flows import events, module_of
+from team_ranks import TOGETHER, Team, use_teams
 
-import flowrl.backends
 from flowrl.analysis.run_difference import compare_runs
-from flowrl.errors import RankLost, RunError
+from flowrl.errors import RunError
 from flowrl.placement.cluster.cluster import Cluster
 from flowrl.placement.cluster.mesh import Mesh
 from flowrl.placement.plan.plan import Pipeline, Place, Plan, Pool
-from flowrl.runtime.distributed.rank_process import rank_streams
-from flowrl.runtime.distributed.rank_process.rank import Rank
 from flowrl.runtime.distributed.ray.rank_actor import lane_of
 from flowrl.runtime.storage.digest_lines import read_begun
 from flowrl.runtime.storage.replay_folder import Replay, prepare_replay
 from flowrl.schedule.events import AGAIN
 
-TOGETHER = ("begin", "advance", "begin_again", "weights_written_in_turn", "open")
-
-
-class Lanes(direct.Direct):
-    """Each rank does what it is asked in a thread of its own, one after the other: ranks may wait for each other."""
-
-    def __init__(self, pools, **how) -> None:
-        super().__init__(pools, **how)
-        self.lock = nullcontext()
-        self.lanes = {rank: ThreadPoolExecutor(1) for ranks in pools.values() for rank in ranks}
-
-    def send(self, rank, method, *args):
-        if method not in TOGETHER:
-            return super().send(rank, method, *args)
-        return self.lanes[rank].submit(super().send, rank, method, *args)
-
-    def _expect_alive(self, begun, what):
-        """Of those that are waited for: the pool that trains waits in a thread of its own."""
-        if dead := {rank for rank, answer in begun.items() if rank in self.dead or answer is direct.LOST}:
-            raise RankLost(f"rank {min(dead)} died during {what}.", ranks=dead, answers={})
-
-
-class Team:
-    """What two ranks agree on."""
-
-    def __init__(self) -> None:
-        self.said, self.meeting = [False, False], threading.Barrier(2)
-
-    def any_rank(self, place: int, said: bool) -> bool:
-        self.said[place] = said
-        self.meeting.wait(5)
-        found = any(self.said)
-        self.meeting.wait(5)
-        return found
-
 
 @pytest.fixture(autouse=True)
 def teams(monkeypatch):
-    """Engines of `vllm` are those of `hf`; ranks 1 and 2 are a team, 3 and 4 another one, anew when they open again."""
-    found, opened, here = defaultdict(Team), Counter(), threading.local()
-    open_engine, open_worker = flowrl.backends.open_engine, Rank.open
-
-    def open_on(rank, spec):
-        here.number = rank.number
-        return open_worker(rank, spec)
-
-    def open_one(name, build):
-        if name != "vllm":
-            return open_engine(name, build)
-        number = here.number
-        engine = open_engine("hf", replace(build, axes={}, options={}))
-        team, place, shards = found[(number - 1) // 2, opened[number]], (number - 1) % 2, engine.shards
-        opened[number] += 1
-        engine.ranks, engine.any_rank = 2, lambda said: team.any_rank(place, said)
-        engine.shards = lambda: [replace(shard, main=shard.main and number == 1) for shard in shards()]
-        return engine
-
-    monkeypatch.setattr(Rank, "open", open_on)
-    monkeypatch.setattr(Rank, "join_pool", lambda *said: None)
-    monkeypatch.setattr(flowrl.backends, "open_engine", open_one)
-    monkeypatch.setattr(direct, "Direct", Lanes)
-    for name in ("SLICE", "TOLD_EVERY", "TOLD_TIMES"):
-        monkeypatch.setattr(rank_streams, name, 0.002 if name == "SLICE" else 0.0)
+    use_teams(monkeypatch)
 
 
 def plan(mesh: str = "", **pipeline) -> Plan:

@@ -98,6 +98,9 @@ def test_rows_of_a_process_that_died_are_ended():
     rows.poll("died", [asked(1, 1, 2, tokens=50)], 0)
     rows.end()
     assert engine.running() == [] and rows._callers == {}
+    with pytest.raises(RunError, match="rows that were asked for before are ended"):  # it lives, and the call is over
+        rows.poll("died", [asked(2, 3)], 0)
+    assert engine.running() == [] and rows.poll("other", [asked(1, 3)], 0).open == 1
 
 
 def test_a_call_that_cannot_go_on_fails_alone_once_its_rows_are_there():
