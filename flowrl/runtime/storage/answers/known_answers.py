@@ -189,7 +189,7 @@ def in_order_of(answers: Sequence[Batch], keys: Sequence[Key]) -> Batch:
 
 def parent_row(key: Key, among: Any) -> Key | None:
     """Return the row that a row was made of: the longest beginning of its key that is one."""
-    return next((key[:n] for n in range(len(key), 0, -1) if key[:n] in among), None)
+    return key if key in among else next((key[:n] for n in range(len(key) - 1, 0, -1) if key[:n] in among), None)
 
 
 def by_group(group: Callable[[Key], Any], keys: Iterable[Key]) -> dict[Any, list[Key]]:
