@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from inspect import signature
 from typing import Any
 
@@ -15,9 +16,15 @@ from .loss_spec import Loss
 from .policy import Gate, policy_loss
 
 
+@cache
+def _parts() -> list[str]:
+    """The parts of a loss that a preset may be given."""
+    return [n for n in signature(policy_loss).parameters if n not in ("gate", "name")]
+
+
 def _made(gate: Gate, name: str, own: Mapping[str, Any], parts: Mapping[str, Any]) -> Loss:
     """The loss of a preset: its own parts, and over them what the user says."""
-    known = [n for n in signature(policy_loss).parameters if n not in ("gate", "name")]
+    known = _parts()
     for word in parts:
         if word not in known:
             mine = [*known, *(signature(globals()[name]).parameters if name in globals() else ())]

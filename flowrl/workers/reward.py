@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, cast
 
@@ -216,7 +217,7 @@ class FunctionReward(Worker):
 
     def _by_row(self, batch: Batch, rows: Sequence[Mapping[str, Any]]) -> list[float | BaseException]:
         """The reward of each row, or why it failed."""
-        told, tell = [self._row(batch, i) for i in range(len(rows))], self._tell(batch)
+        told, tell = self._rows(batch), self._tell(batch)
 
         def ask(numbers: Sequence[int]) -> list[Any]:
             dead = {i: self._notes.count_deaths(told[i]) for i in numbers}
@@ -247,12 +248,14 @@ class FunctionReward(Worker):
         )
         return dict(zip(numbers, outcomes, strict=True))
 
-    def _row(self, batch: Batch, i: int, count: int = 1) -> Row:
-        """A row, or so many from it on, as notes name it."""
-        call = batch.call or CallInfo()
-        texts = batch["prompt"].values if "prompt" in batch.fields else None
-        prompt = texts[i] if isinstance(texts, list) and isinstance(texts[i], str) else ""
-        return Row(call.program, call.step, self._title, batch.keys[i], self._code, prompt, count)
+    def _rows(self, batch: Batch) -> list[Row]:
+        """The rows of a batch as notes name them."""
+        call, title, code = batch.call or CallInfo(), self._title, self._code
+        texts = batch["prompt"].to_list() if "prompt" in batch.fields else [""] * len(batch)
+        return [
+            Row(call.program, call.step, title, key, code, text if isinstance(text, str) else "")
+            for key, text in zip(batch.keys, texts, strict=True)
+        ]
 
     def _tell(self, batch: Batch) -> Callable[[int, Any], None]:
         """What hands a row's reward over as soon as it is there."""
@@ -274,7 +277,7 @@ class FunctionReward(Worker):
 
         def ask(numbers: Sequence[int]) -> list[Any]:
             del numbers  # the one call
-            row = self._row(batch, 0, len(rows))
+            row = replace(self._rows(batch.take([0]))[0], rows=len(rows))
             if (times := self._notes.count_deaths(row)) >= DEATHS:
                 return [Died(times)]
             how: dict[str, Any] = {"concurrency": 1, "timeout": self.timeout, "notes": self._notes}

@@ -11,6 +11,7 @@ from transformers import (
 )
 
 from flowrl.backends.draw import uniforms
+from flowrl.backends.hf import products
 from flowrl.backends.hf.generation import generate as generation
 from flowrl.batch import Column
 from flowrl.errors import DataError
@@ -182,6 +183,22 @@ def test_a_prompt_is_computed_once_and_finished_rows_leave(opened):
     alive = [int((made.ids.lengths > t + 1).sum()) for t in range(len(sizes))]
     assert all(live >= 0.8 * rows - 1 for live, rows in zip(alive, sizes, strict=True))
     assert len(sizes) == int(made.ids.lengths.max()) - 1  # nothing is computed after the last token
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
+def test_as_many_rows_stay_as_products_are_prepared_for(opened, monkeypatch):
+    column, batch = T.prompts(n=32)
+    given = column, 32, batch.row_seeds(), Sampling(max_tokens=30, stop=(3, 7, 21, 30))
+    monkeypatch.setattr(products, "_torch_is_slow", lambda: False)
+    wanted, sizes = opened.generate(*given), []
+    monkeypatch.setattr(products, "_torch_is_slow", lambda: True)
+    with opened.net.body.register_forward_pre_hook(
+        lambda _, __, given: sizes.append(given["input_ids"].shape[0]), with_kwargs=True
+    ):
+        made = opened.generate(*given)
+    assert made.ids.equal(wanted.ids) and made.finished.equal(wanted.finished)
+    assert torch.allclose(made.rollout_logprobs.values, wanted.rollout_logprobs.values, atol=1e-5)
+    assert len(set(sizes)) > 3 and all(products.prepared(size) == size for size in sizes[1:])
 
 
 def test_a_second_turn_goes_on_in_the_same_random_sequence(opened):

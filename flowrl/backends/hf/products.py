@@ -18,16 +18,20 @@ LEAST = 4  # rows; with fewer there is nothing to be had
 
 def serves(rows: Tensor) -> bool:
     """Whether products with rows [rows, size] are made by :func:`by_onednn`."""
-    return len(rows) >= LEAST and rows.dtype == torch.float32 and rows.device.type == "cpu" and _torch_is_slow()
+    return rows.shape[0] >= LEAST and rows.dtype == torch.float32 and rows.device.type == "cpu" and _torch_is_slow()
+
+
+def prepared(count: int) -> int:
+    """The number of rows that a kernel is prepared for, where there are so many: ``prepared(130) == 144``."""
+    return count + -count % (1 << max(0, count.bit_length() - 4))
 
 
 def rounded_up(rows: Tensor) -> Tensor:
     """Rows [rows, size] with zeros behind them: ``rounded_up(torch.ones(130, 8)).shape == (144, 8)``."""
-    count = len(rows)
-    some = 1 << max(0, count.bit_length() - 4)
-    if not (lacking := -count % some):
+    count = rows.shape[0]
+    if (whole := prepared(count)) == count:
         return rows
-    found = rows.new_empty(count + lacking, rows.shape[1])
+    found = rows.new_empty(whole, rows.shape[1])
     found[:count] = rows
     found[count:] = 0
     return found
@@ -38,7 +42,9 @@ def multiply(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     flat = rows.reshape(-1, rows.shape[-1])
     if not serves(flat):
         return linear(rows, weight, bias)
-    return by_onednn(rounded_up(flat), weight, bias)[: len(flat)].view(*rows.shape[:-1], len(weight))
+    count = flat.shape[0]
+    found = by_onednn(rounded_up(flat), weight, bias)
+    return (found if found.shape[0] == count else found[:count]).view(*rows.shape[:-1], weight.shape[0])
 
 
 def by_onednn(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -8,7 +8,6 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -101,8 +100,7 @@ class Recorder:
             timeline.append(where | said | {"call": timing.call, "piece": timing.chunk} | self._waited(timing))
         self.write_all("timeline", timeline)
         traffic = step.traffic
-        moved = asdict(replace(traffic, prompts=[], responses=[], sources=[]))
-        del moved["sources"]
+        moved = {name: value for name, value in vars(traffic).items() if name != "sources"}
         alike = correlation(traffic.responses, traffic.sources)
         moved |= {"prompts": spread(traffic.prompts), "responses": spread(traffic.responses)}
         moved |= {"alike": None if alike is None else round(alike, 6)}

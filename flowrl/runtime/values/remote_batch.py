@@ -313,7 +313,7 @@ def remote_values(arguments: Any) -> Iterator[RemoteValue]:
 def bytes_of(column: Column) -> int:
     """Bytes of a column's rows: of its numbers, or of what its values are written as."""
     if isinstance(column.values, list):
-        return sum(len(str(v)) for v in column.values)
+        return sum(map(len, map(str, column.values)))
     return column.values.nbytes
 
 

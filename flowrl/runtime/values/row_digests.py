@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 from ...batch import Batch, Column, Key
-from ...column import raw_bytes
+from ...column import of_each, raw_bytes
 from ...splitmix import GOLDEN, mix
 
 _ALL = (1 << 64) - 1
@@ -87,7 +87,7 @@ def _mixed_contents(column: Column) -> Any:
     import numpy as np
 
     if isinstance(column.values, list):
-        return np.array([_number(_as_json(value).encode()) for value in column.values], np.int64)
+        return np.array(of_each(column.values, lambda value: _number(_as_json(value).encode())), np.int64)
     found = _mixed_words(_words(raw_bytes(column.values), len(column.values)))
     if column.lengths is None:
         return found

@@ -269,7 +269,7 @@ class _Product(torch.autograd.Function):
         ctx.sizes, ctx.shape = [len(part) for part in parts[:count]], hidden.shape
         ctx.biased = bias is not None
         found = (products.by_onednn if ctx.here else linear)(used, weight, bias)
-        return found[: len(rows)].view(*hidden.shape[:-1], len(weight))
+        return found[: rows.shape[0]].view(*hidden.shape[:-1], weight.shape[0])
 
     @staticmethod
     @once_differentiable

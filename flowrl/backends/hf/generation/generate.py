@@ -12,6 +12,7 @@ from ....batch import Column
 from ....workers.model_options import Sampled, Sampling
 from ...continuous import check_lengths
 from ...draw import uniforms
+from ..products import prepared, serves
 from ..ragged import ragged_index, starts_of
 from .decode import Decoder, Plain, Slotted, prefill_tokens
 from .sample import draw
@@ -181,11 +182,12 @@ class _Run:
                 if not len(live):
                     break
                 if decoder.compacts and len(live) < COMPACT_BELOW * len(done):
-                    decoder.keep(live)
-                    at = alive = alive[live]
-                    done, token = done[live], token[live]
-                    uniform = None if uniform is None else uniform[live]
-                    seen = None if seen is None else seen[live]
+                    stay = _staying(done, prepared(len(live)) if serves(hidden) else len(live))
+                    decoder.keep(stay)
+                    at = alive = alive[stay]
+                    done, token = done[stay], token[stay]
+                    uniform = None if uniform is None else uniform[stay]
+                    seen = None if seen is None else seen[stay]
             hidden = decoder.next(token, t)
         ended, *found = _cut(ids, plain, sampled, limits, self.stops)
         return rows, ended, *found, *(() if support is None else support.packed(ended))
@@ -227,6 +229,15 @@ class _Run:
         same = logprobs if self.own else made.with_values(sampled[source].float())
         kept = columns(support[0], support[1], source, made) if support else None
         return Sampled(made, logprobs, same, stopped[order], self.sampling.row_temperature, kept)
+
+
+def _staying(done: Tensor, count: int) -> Tensor:
+    """The rows that stay in a batch of so many: those that are not done, and some that are; in increasing order.
+
+    >>> _staying(torch.tensor([True, False, True, False]), 3)
+    tensor([0, 1, 3])
+    """
+    return torch.argsort(done, stable=True)[:count].sort().values
 
 
 def _cut(

@@ -17,14 +17,14 @@ def stalled(lines: Sequence[Mapping[str, Any]], *, ended: bool = False) -> str |
     where all of a shorter program are.
     """
     steps = f"the updates of {'all {n}' if ended else 'the last {n}'} steps changed nothing: grad_norm is 0. "
-    lines = list(lines)[-STEPS - 1 :]
-    norms = [norm for line in lines if (norm := _largest(line)) is not None]
+    found = [(line, _largest(line)) for line in list(lines)[-STEPS - 1 :]]
+    trained = [line for line, norm in found if norm is not None]
+    norms = [norm for _, norm in found if norm is not None]
     if (count := _in_a_row(norms, lambda norm, _: norm == 0, ended=ended)) is not None:
         return steps.format(n=count) + (
             "Where advantages are within a prompt, all of its rewards are equal: look at rewards and responses in "
             "trajectories.jsonl, at the reward function, at n= and at temperature="
         )
-    trained = [line for line in lines if _largest(line) is not None]
     rewards = [reward for line in trained if (reward := _reward(line)) is not None]
     if (count := _in_a_row(rewards, lambda reward, last: reward == last, ended=ended)) is not None:
         return (
@@ -53,5 +53,5 @@ def _reward(line: Mapping[str, Any]) -> float | None:
 
 def _largest(line: Mapping[str, Any]) -> float | None:
     """The largest gradient norm of a step; None where no update of it was logged."""
-    norms = [v for k, v in line.items() if k.rpartition("/")[2] == "grad_norm" and isinstance(v, (int, float))]
-    return max(norms, default=None)
+    norms = [v for k, v in line.items() if k.endswith("grad_norm") and k.rpartition("/")[2] == "grad_norm"]
+    return max((norm for norm in norms if isinstance(norm, (int, float))), default=None)

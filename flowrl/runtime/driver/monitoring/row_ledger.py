@@ -127,8 +127,7 @@ class RowLedger:
             group = self._groups.get(key[0])
             if group is None:
                 continue
-            parents = [key[:n] for n in range(len(key), 0, -1) if key[:n] in group.open]
-            mine = parents[:1] or [k for k in group.open if k[: len(key)] == key]
+            mine = [key] if key in group.open else _parent_or_children(key, group.open)
             for row in mine:
                 del group.open[row]
                 group.taken.add(row)
@@ -213,6 +212,12 @@ class RowLedger:
                 fix="This is a bug of flowrl: please report it with the checkpoint's manifest.json.",
             )
         self.check()
+
+
+def _parent_or_children(key: Key, there: Collection[Key]) -> list[Key]:
+    """The row that one was made of, where it is there; else those that were made of it."""
+    parent = next((key[:n] for n in range(len(key) - 1, 0, -1) if key[:n] in there), None)
+    return [parent] if parent is not None else [row for row in there if row[: len(key)] == key]
 
 
 def _with_parents(some: Iterable[Collection[Key]]) -> set[Key]:

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from ....batch import Batch, CallInfo, Column, Key
-from ....column import raw_bytes
+from ....column import of_each, raw_bytes
 
 _ROWS_NAMED = 4  # in a message
 _as_json = json.JSONEncoder(sort_keys=True).encode  # one for all rows: json.dumps makes one for each
@@ -29,16 +29,14 @@ class Fingerprints:
     @staticmethod
     def of(batch: Batch, beside: str = "") -> Fingerprints:
         """Return those of a batch; ``beside`` stands for what the call was given besides its rows."""
-        names = sorted(batch.fields)
-        contents = {name: _contents(name, batch[name]) for name in names}
+        contents = {name: _contents(name, batch[name]) for name in sorted(batch.fields)}
+        first = hashlib.blake2b(beside.encode(), digest_size=16)
         rows: list[str] = []
-        for i in range(len(batch)):
-            whole = hashlib.blake2b(beside.encode(), digest_size=16)
-            for name in names:
-                whole.update(contents[name][i])
+        for row in zip(*contents.values(), strict=True) if contents else ((),) * len(batch):
+            whole = first.copy()
+            whole.update(b"".join(row))
             rows.append(whole.hexdigest())
-        short = {n: tuple(hashlib.blake2b(c, digest_size=4).hexdigest() for c in contents[n]) for n in names}
-        return Fingerprints(tuple(rows), short)
+        return Fingerprints(tuple(rows), {name: tuple(of_each(c, _short)) for name, c in contents.items()})
 
 
 def some_prints(prints: Fingerprints, rows: Sequence[int]) -> Fingerprints:
@@ -48,11 +46,15 @@ def some_prints(prints: Fingerprints, rows: Sequence[int]) -> Fingerprints:
     )
 
 
+def _short(contents: bytes) -> str:
+    return hashlib.blake2b(contents, digest_size=4).hexdigest()
+
+
 def _contents(name: str, column: Column) -> list[bytes]:
     """The contents of a column, row by row."""
     head = f"{name}:{column.type}:".encode()
     if isinstance(column.values, list):
-        return [head + _as_json(value).encode() for value in column.values]
+        return of_each(column.values, lambda value: head + _as_json(value).encode())
     raw, count = raw_bytes(column.values), len(column.values)
     size = len(raw) // max(1, count)  # of an element along the first dim
     ends = range(count + 1) if column.lengths is None else column.offsets.tolist()
@@ -187,7 +189,7 @@ def in_order_of(answers: Sequence[Batch], keys: Sequence[Key]) -> Batch:
 
 def parent_row(key: Key, among: Any) -> Key | None:
     """Return the row that a row was made of: the longest beginning of its key that is one."""
-    return next((key[:n] for n in range(len(key), 0, -1) if key[:n] in among), None)
+    return key if key in among else next((key[:n] for n in range(len(key) - 1, 0, -1) if key[:n] in among), None)
 
 
 def by_group(group: Callable[[Key], Any], keys: Iterable[Key]) -> dict[Any, list[Key]]:
