@@ -18,7 +18,7 @@ table = flow.worker(game.TicTacToe)
 
 
 @flow.program
-def warmup(steps: int = 300, examples: int = 50) -> None:
+def warmup(steps: int = 200, examples: int = 50) -> None:
     """Learn what a move looks like, and what good ones are."""
     for step, batch in flow.steps(game.examples(examples), steps):
         flow.log(step, actor.update(batch, loss=rl.sft()))
@@ -26,11 +26,11 @@ def warmup(steps: int = 300, examples: int = 50) -> None:
 
 @flow.program
 def tictactoe(
-    steps: int = 400,
+    steps: int = 200,
     tasks: int = 36,
     games: int = 8,
     minibatch: int = 72,
-    lr: float = 5e-4,
+    lr: float = 3e-4,
     kl: float = 0.6,
     backwards: float = 0.15,
     credit: float = 3.0,

@@ -283,18 +283,18 @@ def build_tokenizer() -> Any:
     return made
 
 
-#: A Qwen2 of 0.2 million parameters with random weights.
+#: A Qwen2 of 3.2 million parameters with random weights.
 MODEL = fl.Model(
     config={
         "model_type": "qwen2",
         "vocab_size": len(WORDS),
-        "hidden_size": 64,
-        "intermediate_size": 256,
+        "hidden_size": 256,
+        "intermediate_size": 1024,
         "num_hidden_layers": 3,
         "num_attention_heads": 4,
         "num_key_value_heads": 4,
         "max_position_embeddings": 96,
-        "initializer_range": 0.1,
+        "initializer_range": 0.05,
         "tie_word_embeddings": True,
         "bos_token_id": None,
         "eos_token_id": 1,

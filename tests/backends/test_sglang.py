@@ -19,6 +19,8 @@ from sglang_scripted import Scripted, stand_in
 from vllm_tiny import CONFIGS, POSITIONS, PROMPTS, train
 
 from flowrl.backends import open_engine
+from flowrl.backends.sglang.answers import AskedRow
+from flowrl.backends.sglang.draw import LOGPROBS
 from flowrl.backends.sglang.serving import KEY
 from flowrl.batch import Column
 from flowrl.errors import DataError, ModelError, NotFinite, RunError
@@ -628,3 +630,15 @@ RECORDED = {
     "model.norm.weight": "81b51bc500634a4c",
     "lm_head.weight": "f40f0a00686ef3b9",
 }
+
+
+@pytest.mark.parametrize(
+    ("ids", "reason"), [([4, 2], "stop"), ([4, 4, 4], "length"), ([4, 4], "aborted"), ([], "aborted")]
+)
+def test_a_row_that_has_ended_as_it_was_aborted_does_not_go_on(ids, reason):
+    """The server says that it was aborted, whatever its last token is."""
+    row = AskedRow(1, 0, (5,), 7, 0, 3, frozenset({2}), Sampling(3), label="new", aborting=True)
+    versions = [{"version": "new", "start": 0, "end": len(ids)}]
+    meta = {LOGPROBS: [[-1.0, -1.0]] * len(ids), "finish_reason": {"type": "abort"}, "weight_versions": versions}
+    row.take({"output_ids": ids, "meta_info": meta}, vocab=9, labels=["new"])
+    assert row.reason == reason and row.ids == tuple(ids)

@@ -255,15 +255,19 @@ def test_a_row_that_is_not_finite_is_named_and_other_calls_go_on(engines):
 
 def test_asleep_there_is_no_server_and_awake_rows_go_on(engines):
     ours, theirs = engines
-    call, first = ours.submit(SampleRequest(prompts(), 1, seeds(4), Sampling(100, stop=()))), ours.server.process.pid
+    asked, first = SampleRequest(prompts(MANY), 1, seeds(64), Sampling(100, stop=())), ours.server.process.pid
+    call, found = ours.submit(asked), dict[int, list[int]]()
+
+    def go_on() -> None:
+        found.update({row.row: list(row.ids) for row in ours.step() if row.call == call})
+
     while not any(row.ids for row in ours.calls.rows.values()):
-        assert ours.step() == []
-    assert ours.sleep() > 0 and not os.path.exists(f"/proc/{first}")
+        go_on()
+    assert ours.sleep() > 0 and ours.running() and not os.path.exists(f"/proc/{first}")
     ours.wake()
-    found = {}
     while ours.running():
-        found |= {row.row: list(row.ids) for row in ours.step() if row.call == call}
-    wanted = theirs.generate(prompts(), 1, seeds(4), Sampling(100, stop=())).ids.to_list()
+        go_on()
+    wanted = theirs.generate(prompts(MANY), 1, seeds(64), Sampling(100, stop=())).ids.to_list()
     assert found == dict(enumerate(wanted)) and ours.server.process.pid != first
 
 

@@ -96,7 +96,9 @@ class AskedRow:
         known = labels[labels.index(self.label) :]
         if wrong := [label for label, _ in spans if label not in known]:
             raise WrongRow(f"was made by weights '{wrong[0]}'; it began with '{self.label}', published from here")
-        self.spans, self.reason = tuple(spans), "aborted" if kind == "abort" else kind
+        if kind == "abort":  # which a server also says of a row that ended with its last token
+            kind = "stop" if ids and ids[-1] in self.stops else "length" if len(ids) == self.limit else "aborted"
+        self.spans, self.reason = tuple(spans), kind
 
     @property
     def certain(self) -> int:
