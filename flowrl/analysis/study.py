@@ -397,7 +397,8 @@ class Study:
         if not titles or not isinstance(self.cost_model, Roofline):
             return
         if (turns := self.tokens.turns) is None:
-            yield f"{', '.join(titles)}: episodes of one turn, whose environment takes no time (assumed; see --turns)"
+            taken = "episodes of one turn, whose environment takes no time"
+            yield f"{', '.join(titles)}: {taken} (assumed; see --episode-turns)"
         else:
             yield (
                 f"{', '.join(titles)}: {turns.count} turns in an episode, and {turns.seconds:g} s of its environment "

@@ -97,6 +97,8 @@ def test_the_seconds_of_environments_are_hidden_by_the_episodes_of_other_steps(f
 
 def test_what_is_taken_of_environments_is_said(flow):
     said = [flown(flow, 0, "drain", Tokens(256, turns=each)).notes for each in (None, Turns(4, 1.5))]
-    assert "game.rollout: episodes of one turn, whose environment takes no time (assumed; see --turns)" in said[0]
+    assert (
+        "game.rollout: episodes of one turn, whose environment takes no time (assumed; see --episode-turns)" in said[0]
+    )
     assert "game.rollout: 4 turns in an episode, and 1.5 s of its environment between two (said)" in said[1]
     assert not any("turn" in note for note in flown(flow, 0, "drain", costs=GIVEN).notes), "it is in what was given"

@@ -57,9 +57,9 @@ def add_study_options(parser: argparse.ArgumentParser) -> None:
         help="of responses: fixed:1024, lognormal:MEAN,SIGMA, uniform:LEAST,MOST; alike=0.6 behind: within a prompt",
     )
     parser.add_argument(
-        "--turns",
+        "--episode-turns",
         metavar="COUNT:SECONDS",
-        help="of an episode: how many, and seconds of its environment between two: 4:1.5",
+        help="how many an episode has, and seconds of its environment between two: 4:1.5",
     )
     parser.add_argument("--prompt-tokens", type=whole_number, metavar="N", help="of a prompt, on average")
     parser.add_argument(
@@ -117,11 +117,11 @@ def study_of(flow: Flow, program: str, parameters: Mapping[str, Any], options: a
 
         roofline = Roofline(plan.cluster, efficiency_of(Path(options.calibrated_by), program).efficiency)
     tokens = _tokens(program, options, whole=isinstance(costs, Calibrated) and not costs.curves)
-    if options.turns:
+    if options.episode_turns:
         if costs is not None:
-            what = "--turns and --costs both say what environments take: it is in the seconds of a rollout."
+            what = "--episode-turns and --costs both say what environments take: it is in the seconds of a rollout."
             raise UsageError(what, fix="Leave one out.")
-        tokens = replace(tokens, turns=_read_turns(options.turns))
+        tokens = replace(tokens, turns=_read_turns(options.episode_turns))
     how = {"seed": options.seed or 0, "runtime": options.runtime}
     study = flow.study_with(parameters, plan, program, costs=costs or roofline, tokens=tokens, **how)
     if costs is not None:
@@ -174,7 +174,7 @@ def _read_turns(text: str) -> Turns:
         turns = Turns(int(count), float(seconds))
         if turns.count > 0 and 0 <= turns.seconds < inf:
             return turns
-    raise UsageError(f"--turns {text}: these are no turns.", fix="Write COUNT:SECONDS, such as 4:1.5.")
+    raise UsageError(f"--episode-turns {text}: these are no turns.", fix="Write COUNT:SECONDS, such as 4:1.5.")
 
 
 def _elsewhere(name: str, flow: Flow) -> bool:
