@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from count_game import Count
 from direct import run_direct
 from flows import metrics, module_of
 
@@ -26,16 +27,6 @@ from flowrl.runtime.storage.replay_record import Replay
 from flowrl.runtime.values.step_records import Interrupted
 
 SPLIT = {"actor": {"train": Place("train"), "generate": Place("model")}, "game": Place("games")}
-
-
-class Count(fl.Env):
-    turns = 3
-
-    def reset(self, row, seed):
-        return 0, "1"
-
-    def step(self, state, action):
-        return state + 1, "1", float(len(action)), state == 2
 
 
 def flow(environment=Count):

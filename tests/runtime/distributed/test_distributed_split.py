@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import direct
 import pytest
+from count_game import Count
 from flows import events, metrics, module_of
 from team_ranks import use_teams
 
@@ -67,16 +68,6 @@ def teams(monkeypatch):
     ASKED.clear()
     FAILS.clear()
     use_teams(monkeypatch, watch)
-
-
-class Count(fl.Env):
-    turns = 3
-
-    def reset(self, row, seed):
-        return 0, "1"
-
-    def step(self, state, action):
-        return state + 1, "1", float(len(action)), state == 2
 
 
 def make_flow(asks=""):
