@@ -33,3 +33,11 @@ def forget_scripts(tmp_path_factory):
     for name in set(sys.modules) - before:
         if str(getattr(sys.modules[name], "__file__", None)).startswith(temporary):
             del sys.modules[name]
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Say why tests failed that passed when they were run again: a rerun hides it otherwise."""
+    for report in terminalreporter.stats.get("rerun", ()):
+        terminalreporter.write_line(f"failed before it was run again: {report.nodeid}")
+        for line in report.longreprtext.splitlines()[-40:]:
+            terminalreporter.write_line(f"    {line}")

@@ -41,6 +41,11 @@ class Direct:
         self.numbers = itertools.count(1 + max(rank for ranks in pools.values() for rank in ranks))
         self.lock = threading.RLock()
         self.threads = ThreadPoolExecutor(8)
+        self.made: list[Rank] = []  # all that there were: processes would end, these are closed
+
+    def add(self, rank, pool):
+        self.ranks[rank] = Rank(rank, pool, self.config, self)
+        self.made.append(self.ranks[rank])
 
     def start(self, config):
         self.config = config
@@ -49,7 +54,7 @@ class Direct:
                 if rank in self.absent:
                     self.awaited.append(pool)
                 else:
-                    self.ranks[rank] = Rank(rank, pool, config, self)
+                    self.add(rank, pool)
         return sorted(self.absent)
 
     def arrived(self):
@@ -59,7 +64,7 @@ class Direct:
         if self.room > 0:
             return {}
         self.room, rank, pool = None, next(self.numbers), self.awaited.pop(0)
-        self.ranks[rank] = Rank(rank, pool, self.config, self)
+        self.add(rank, pool)
         return {rank: pool}
 
     def give_up(self, rank):
@@ -75,8 +80,7 @@ class Direct:
                 continue
             self.dead.discard(rank)
             self.restarted.append(rank)
-            self.ranks[rank] = Rank(rank, self.ranks[rank].pool, self.config, self)
-
+            self.add(rank, self.ranks[rank].pool)
         return late
 
     def take_over(self, stand_ins):
@@ -87,6 +91,9 @@ class Direct:
 
     def stop(self):
         self.ranks.clear()
+        while self.made:
+            self.made.pop().close_workers()
+        self.threads.shutdown(wait=False)
 
     @property
     def where(self):

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import os
 import queue
-import select
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
@@ -19,6 +17,7 @@ from typing import Any
 
 from ...errors import WorkerError
 from .known_answers import VerdictCache
+from .line_reader import LineReader
 from .verdict import Verdict, VerifierFailed
 
 #: How an answer ends: right, wrong, none that can be read, none found within its time, more memory than it may have, or
@@ -110,7 +109,8 @@ class _Process:
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
-        self._unread, self.ended = bytearray(), False
+        assert self._process.stdout is not None, "it was opened with a pipe"
+        self._lines, self.ended = LineReader(self._process.stdout.fileno()), False
         if "ready" not in self._read(_WALL):
             raise VerifierFailed(f"the process that compares mathematics ended as it began: exit {self.end()}")
 
@@ -125,19 +125,15 @@ class _Process:
         return self._read(10 * asked["seconds"] + _WALL)
 
     def _read(self, seconds: float) -> dict[str, Any]:
-        assert self._process.stdout is not None, "it was opened with a pipe"
-        fd, deadline = self._process.stdout.fileno(), time.monotonic() + seconds
-        while b"\n" not in self._unread:
-            left = deadline - time.monotonic()
-            if left <= 0 or not select.select([fd], [], [], left)[0]:
-                self.end()
-                raise VerifierFailed(f"the process that compares mathematics has not answered for {seconds:.0f} s")
-            found = os.read(fd, 1 << 16)
-            if not found:
-                return self._end_of()
-            self._unread += found
-        line, _, self._unread = self._unread.partition(b"\n")
-        return json.loads(line)
+        try:
+            return json.loads(self._lines.read(seconds))
+        except TimeoutError:
+            self.end()
+            raise VerifierFailed(
+                f"the process that compares mathematics has not answered for {seconds:.0f} s"
+            ) from None
+        except EOFError:
+            return self._end_of()
 
     def _end_of(self) -> dict[str, Any]:
         status = self._process.wait()

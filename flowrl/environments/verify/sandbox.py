@@ -8,13 +8,11 @@ from __future__ import annotations
 import json
 import os
 import platform
-import select
 import subprocess
 import sys
 import sysconfig
 import tempfile
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -22,6 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from .line_reader import LineReader
 from .verdict import VerifierFailed
 
 _PROGRAM = Path(__file__).with_name("sandboxed.py")
@@ -74,7 +73,8 @@ class Sandbox:
 
     def __init__(self, process: subprocess.Popen[bytes], limits: Limits) -> None:
         self._process, self._limits = process, limits
-        self._unread = bytearray()
+        assert process.stdout is not None, "it was opened with a pipe"
+        self._lines = LineReader(process.stdout.fileno())
 
     def run(self, test: Mapping[str, Any]) -> dict[str, Any]:
         """Run a test as ``sandboxed.py`` takes it; return what it says of it. Raises VerifierFailed."""
@@ -95,20 +95,12 @@ class Sandbox:
 
     def receive(self, seconds: float) -> dict[str, Any]:
         """Read a line. Raises VerifierFailed where none comes in time."""
-        assert self._process.stdout is not None, "it was opened with a pipe"
-        fd, deadline = self._process.stdout.fileno(), time.monotonic() + seconds
-        searched = 0
-        while self._unread.find(b"\n", searched) < 0:
-            searched = len(self._unread)
-            left = deadline - time.monotonic()
-            if left <= 0 or not select.select([fd], [], [], left)[0]:
-                raise VerifierFailed(f"the sandbox has not answered for {seconds:.0f} s")
-            found = os.read(fd, 1 << 16)
-            if not found:
-                raise VerifierFailed(f"the sandbox has ended: {self._said()}")
-            self._unread += found
-        line, _, self._unread = self._unread.partition(b"\n")
-        answer = json.loads(line)
+        try:
+            answer = json.loads(self._lines.read(seconds))
+        except TimeoutError:
+            raise VerifierFailed(f"the sandbox has not answered for {seconds:.0f} s") from None
+        except EOFError:
+            raise VerifierFailed(f"the sandbox has ended: {self._said()}") from None
         if "refused" in answer:
             raise VerifierFailed(
                 f"this machine lets nobody make a sandbox ({answer['refused']}): it takes Linux 5.14 or later, user "

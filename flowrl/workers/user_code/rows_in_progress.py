@@ -8,6 +8,7 @@ import json
 import os
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -86,6 +87,7 @@ class Notes:
         if folder is not None:
             with suppress(OSError):  # a run does not fail for want of notes: a folder that is gone, a full disk
                 self._file = os.open(folder / f"{name}.jsonl", os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+                self._close = weakref.finalize(self, os.close, self._file)
         self._free: list[int] = []
         self._places: dict[int, int] = {}
         self._count = 0
@@ -136,7 +138,7 @@ class Notes:
     def close(self) -> None:
         """Let go of the file."""
         if self._file >= 0:
-            os.close(self._file)
+            self._close()
             self._file = -1
 
 

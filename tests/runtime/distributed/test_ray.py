@@ -169,7 +169,7 @@ def test_a_killed_rank_changes_no_weight(cluster, flow, tmp_path, pool, rank, af
 
 def test_a_rank_that_hangs_is_found_by_the_deadline(cluster, flow, alone, tmp_path):
     thread = killed(tmp_path / "run", signal.SIGSTOP, rank=1, after=1)
-    here = plan("fsdp=2", "fsdp2", deadline=20)
+    here = plan("fsdp=2", "fsdp2", deadline=30)
     flow.run("stale", out=tmp_path / "run", quiet=True, runtime="ray", plan=here, parameters=STEPS)
     thread.join(10)
     same_curve(metrics(tmp_path / "run"), alone)
@@ -196,7 +196,7 @@ def calm_long_rows(cluster, tmp_path_factory) -> Path:
     ("sent", "deadline", "said"),
     [
         pytest.param(signal.SIGKILL, 0.0, r"rank \d of pool 'rollout' died during ", id="killed"),
-        pytest.param(signal.SIGSTOP, 10.0, r"rank \d of pool 'rollout' has not answered .+ in time", id="stopped"),
+        pytest.param(signal.SIGSTOP, 30.0, r"rank \d of pool 'rollout' has not answered .+ in time", id="stopped"),
     ],
 )
 def test_long_rows_of_a_lost_rank_go_on_from_what_it_had_told(
