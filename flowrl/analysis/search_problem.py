@@ -75,22 +75,13 @@ def find_plan(
 
     costs = study.costs or Roofline(cluster)
     flights, problem = _Flights(study, costs, steps, staleness), problem_of(study, graph, cluster, staleness)
-    varies = any(w.load.varies for m in problem.members for w in m.works)
 
     def settled(plan: Plan, seconds: float) -> Refined:
-        """Settings are told apart by a few steps, and kept where all of them confirm it."""
-        better = refined(study, plan, flights.soon(plan), staleness, flights.soon)
-        if varies:  # all steps are flown of the best alone
-            return better
-        whole = flights.whole(better.plan) if better.settings else seconds
-        if whole < seconds:
-            return replace(better, step_seconds=whole)
-        return Refined(plan, seconds, better.tried, ())
+        """Settings are told apart by a few steps, as placements are; all steps are flown of the best alone."""
+        return refined(study, plan, seconds, staleness, flights.soon)
 
     def found_in(problem: Problem) -> Found:
-        if varies:
-            return search(problem, costs, simulated=flights.soon, refine=settled, confirmed=flights.whole)
-        return search(problem, costs, simulated=flights.whole, refine=settled)
+        return search(problem, costs, simulated=flights.soon, refine=settled, confirmed=flights.whole)
 
     try:
         found = found_in(problem)

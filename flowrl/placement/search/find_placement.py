@@ -88,10 +88,10 @@ class Found:
 
     @property
     def margin(self) -> float | None:
-        """0.25 when the runner-up takes 1.25 times as long; None without one."""
+        """0.25 when the runner-up takes 1.25 times as long, 0 where it takes no longer; None without one."""
         if self.runner_up is None or not self.step_seconds:
             return None
-        return self.runner_up.step_seconds / self.step_seconds - 1
+        return max(0.0, self.runner_up.step_seconds / self.step_seconds - 1)
 
     @property
     def tie(self) -> bool:
@@ -192,11 +192,14 @@ def _simulated(candidates: Sequence[Candidate], simulated: Callable[[Plan], floa
 
 
 def _confirmed(both: list[Candidate], confirmed: Callable[[Plan], float]) -> list[Candidate]:
-    """The best and the best that shares pools in another way, simulated for all steps, the faster one first."""
+    """The best and the best that shares pools in another way, simulated for all steps, the faster one first.
+
+    Of two that are as fast in three digits it is the one with fewer settings of its own.
+    """
     first = both[0]
     second = next((c for c in both if c.choice.sets != first.choice.sets), None)
     pair = [c.taking(confirmed(c.placed.plan)) for c in (first, second) if c is not None]
-    return sorted(pair, key=_step)
+    return sorted(pair, key=lambda c: (float(f"{_step(c):.2e}"), len(c.placed.settings), _step(c)))
 
 
 def _with_settings(both: list[Candidate], refine: Callable[[Plan, float], Refined]) -> tuple[list[Candidate], int]:
