@@ -205,7 +205,7 @@ class Surroundings:
 
         self._note(name, kind, mapping, was, put_back)
         for key, value in was.items():
-            if type(value) not in _PLAIN:
+            if type(value) not in _PLAIN and key != "__builtins__":  # Python's own, which are in every module
                 part = f"[{key!r}]" if kind == "entries" else f".{key}"
                 self._waiting.append((f"{name}{part}" if name else str(key), value))
         self._hold(name, was)

@@ -235,3 +235,15 @@ def test_objects_that_answer_with_work_are_not_asked():
 
     held = [Proxy(), types.SimpleNamespace(x=Proxy())]
     Surroundings(lambda: held).restore()
+
+
+def test_what_is_python_itself_in_every_module_is_no_part_of_it():
+    """A module has all of Python's functions under ``__builtins__``: nobody's variables."""
+    own = types.ModuleType("own")
+    own.__file__ = __file__
+    own.table = [1]
+    exec("", own.__dict__)  # as a script has them
+    assert "__builtins__" in vars(own)
+    around = Surroundings(raise_level, names={"own": own})
+    assert "own.table" in [name for name, _ in around.seen]
+    assert not [name for name, _ in around.seen if "__builtins__" in name]
