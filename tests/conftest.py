@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import pytest
@@ -10,6 +11,9 @@ from hypothesis import settings
 #: An example may take long where the machine is busy: a test as a whole has a limit.
 settings.register_profile("untimed", settings(), deadline=None)
 settings.load_profile("untimed")
+
+#: Ray has its workers give way to all other processes (15): beside other tests they would hardly get on.
+os.environ.setdefault("RAY_worker_niceness", "0")
 
 
 @pytest.fixture(scope="module")
