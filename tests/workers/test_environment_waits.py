@@ -59,9 +59,9 @@ def rows(count):
     return fl.Batch.of(count, prompt_ids=ids, number=number).with_call(CallInfo(seed=3, op="game.rollout"))
 
 
-def player():
+def player(cls=fl.Actor):
     engine = fl.testing.FakeEngine(vocab=8, stop=(), tokenizer=build_tokenizer())
-    return fl.open(fl.Actor(model_of(), max_tokens=2), name="actor", engine=engine)
+    return fl.open(cls(model_of(), max_tokens=2), name="actor", engine=engine)
 
 
 def played(env, count=1, policy=None, **how):
@@ -76,6 +76,15 @@ def test_it_is_what_step_and_anchor_take_between_two_turns():
     assert waits == EnvironmentWaits(count=2, seconds=2 * 1.75) and waits.mean == 1.75
     longer, _ = played(Timed(), turns=5)
     assert longer == EnvironmentWaits(count=4, seconds=4 * 1.75)
+
+
+def test_it_is_there_where_a_policy_is_asked_for_whole_calls_and_has_no_slots():
+    class Whole(fl.Actor):
+        def respond(self, prompts, seeds, starts, said):
+            return super().respond(prompts, seeds, starts, said)
+
+    waits, _ = played(Timed(), policy=player(Whole))
+    assert waits == EnvironmentWaits(count=2, seconds=2 * 1.75)
 
 
 def test_those_that_take_turns_in_one_thread_wait_for_each_other():
