@@ -110,7 +110,7 @@ def test_nobody_has_to_count():
 
 @pytest.mark.parametrize("kind", ["plain", "async"])
 def test_real_seconds_of_calls_that_wait_beside_each_other(kind):
-    """Each waits for itself alone: a hundred and more of them would take half a minute one after another."""
+    """Each for itself: one after another 80 of them would have all episodes wait eight seconds."""
 
     class Sleeps(Timed):
         timeout, resets = 600.0, 0.0
@@ -132,8 +132,8 @@ def test_real_seconds_of_calls_that_wait_beside_each_other(kind):
             await asyncio.sleep(0.1)
             return self.at(*state)
 
-    waits, _ = played((Sleeps if kind == "plain" else Async)(), count=60, n=2)
-    assert waits.count == 2 * 120 and waits.mean is not None and 0.09 < waits.mean < 4
+    waits, _ = played((Sleeps if kind == "plain" else Async)(), count=40, n=2)
+    assert waits.count == 2 * 80 and waits.mean is not None and 0.09 < waits.mean < 6
 
 
 class Fails(Timed):
