@@ -69,6 +69,8 @@ from faults import Fault
 from kills_driver import EVERY, MESHES
 from leftovers import Held, left_behind, shared_memory
 
+from flowrl.analysis.run_difference import CLOCKED
+
 #: Which order a program may have besides fifo: groups of several generates of a step are not exchanged.
 ORDER = {"plain": "window", "refill": "fifo", "evaluate": "fifo"}
 Planned = list[tuple[str, list[Fault]]]
@@ -89,10 +91,7 @@ def planned(asked: argparse.Namespace, chance: random.Random) -> Planned:
 
 def metrics(out: Path) -> list[dict[str, float]]:
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [
-        {k: v for k, v in line.items() if k.split("/")[-1] not in ("seconds", "tokens_per_second", "decode_slots_used")}
-        for line in lines
-    ]
+    return [{k: v for k, v in line.items() if k.split("/")[-1] not in CLOCKED} for line in lines]
 
 
 def alike(calm: list[dict[str, float]], found: list[dict[str, float]], *, elastic: bool) -> bool:

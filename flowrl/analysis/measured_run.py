@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Mapping
 from dataclasses import replace
-from math import inf
+from math import floor, inf, isfinite
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from ..errors import PlanError, shown
 from ..graph.record import Graph
+from ..placement.cost.continuous_batch import Turns
 from ..placement.cost.length_distribution import Lengths
 from ..placement.plan.plan import Plan
 from ..runtime.storage.run_record import records_within
@@ -89,6 +92,46 @@ def tokens_of_run(run: Path, program: str, *, varies: bool = True) -> Tokens:
     if varies:
         return Tokens(prompt, "measured", quantiles, shown(str(run)), min(alike, 1.0))
     return Tokens(prompt, "fixed", (Lengths(prompt, inf, "measured", quantiles).mean,), source=shown(str(run)))
+
+
+def with_turns_of(run: Path, program: str, tokens: Tokens) -> Tokens:
+    """The same lengths with the turns of the episodes that a program of a run has played, where it says them."""
+    found = turns_of_run(run, program)
+    return replace(tokens, measured_turns=found, turns_source=shown(str(run))) if found else tokens
+
+
+def turns_of_run(run: Path, program: str) -> dict[str, Turns]:
+    """The turns of the episodes of each call of a program, by its node; none for a run that does not say them.
+
+    There are as many as an average episode had, rounded, and it waits as long for its environment in all.
+    """
+    steps: dict[str, list[tuple[float, float]]] = {}  # turns of an average episode, seconds between two
+    for line in records_within(run / "metrics.jsonl"):
+        for name in line if line.get("program") == program else ():
+            call, _, what = name.rpartition("/")
+            turns = _measure(line, name) if what == "turns" and call else None
+            seconds = _measure(line, f"{call}/environment_seconds")
+            if turns is not None and (seconds is not None or turns <= 1):
+                steps.setdefault(call, []).append((turns, seconds or 0.0))
+    return {call: _turns(known) for call, known in steps.items()}
+
+
+def _measure(line: Mapping[str, Any], name: str) -> float | None:
+    """A number of at least 0 in a line of metrics; None where there is none."""
+    value = line.get(name)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return float(value) if isfinite(value) and value >= 0 else None
+
+
+def _turns(steps: list[tuple[float, float]]) -> Turns:
+    """Turns that stand for those of several steps."""
+    waits = sum(max(0.0, turns - 1) for turns, _ in steps)
+    waited = sum(max(0.0, turns - 1) * seconds for turns, seconds in steps)
+    if not waits:
+        return Turns(1, 0.0)
+    count = max(2, floor(1.5 + waits / len(steps)))
+    return Turns(count, round(waited / len(steps) / (count - 1), 6))
 
 
 def _with_reasons(bars: list[Bar]) -> tuple[Bar, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf
 from typing import Any
@@ -24,7 +24,8 @@ class Tokens:
     """What is said of lengths: ``Tokens(prompt=1024, kind="lognormal", numbers=(800, 1.0))``; None: not said.
 
     ``source``: the run that they were measured in, where it is one. ``alike``: the correlation of rows to one prompt.
-    ``turns``: of episodes, each of which has all of these tokens.
+    ``turns``: of episodes, each of which has all of these tokens; where none were said, ``measured_turns`` are those of
+    single calls, by node or title, in the run ``turns_source``.
     """
 
     prompt: float | None = None
@@ -33,6 +34,12 @@ class Tokens:
     source: str = ""
     alike: float = 0.0
     turns: Turns | None = None
+    measured_turns: Mapping[str, Turns] = field(default_factory=dict[str, Turns], hash=False)
+    turns_source: str = ""
+
+    def turns_of(self, node: str, title: str) -> Turns | None:
+        """Return the turns of the episodes that a call plays; None where nothing is known of them."""
+        return self.turns or self.measured_turns.get(node) or self.measured_turns.get(title)
 
 
 @dataclass(frozen=True)

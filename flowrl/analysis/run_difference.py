@@ -16,7 +16,7 @@ from ..runtime.storage.run_record import read_record, records_within
 from ..workers.user_code.rows_in_progress import named_row
 
 #: Entries of a line of metrics that clocks decide.
-CLOCKED = ("seconds", "tokens_per_second", "decode_slots_used")
+CLOCKED = ("seconds", "tokens_per_second", "decode_slots_used", "environment_seconds")
 _WHERE = ("program", "step", "key")
 
 _Place = tuple[str, int, bool, str, int]  # program, step, outside, node, how many of that node came before there

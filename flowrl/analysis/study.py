@@ -222,8 +222,9 @@ class Study:
         return Workload(made.rows, lengths.prompt, lengths.mean, longest, lengths, group, turns)
 
     def episode_turns(self, made: Made) -> Turns | None:
-        """Return the turns of a call's episodes, where some were said; None of a call that plays none."""
-        return self.tokens.turns if _plays(made) else None
+        """Return the turns of a call's episodes, where some were said or measured; None of a call that plays none."""
+        title = made.call.title
+        return self.tokens.turns_of(self.ids.get(made.call.place, title), title) if _plays(made) else None
 
     @cached_property
     def lengths(self) -> RowLengths:
@@ -392,18 +393,21 @@ class Study:
             )
 
     def _notes_on_turns(self) -> Iterator[str]:
-        """What is taken of environments."""
-        titles = dict.fromkeys(made.call.title for made in self.calls.values() if _plays(made))
-        if not titles or not isinstance(self.cost_model, Roofline):
-            return
-        if (turns := self.tokens.turns) is None:
-            taken = "episodes of one turn, whose environment takes no time"
-            yield f"{', '.join(titles)}: {taken} (assumed; see --episode-turns)"
-        else:
-            yield (
-                f"{', '.join(titles)}: {turns.count} turns in an episode, and {turns.seconds:g} s of its environment "
-                "between two (said)"
-            )
+        """What is taken of environments, by the calls of which it is alike."""
+        alike: dict[str, list[str]] = {}
+        for node, made in self.calls.items() if isinstance(self.cost_model, Roofline) else ():
+            if _plays(made):
+                alike.setdefault(self._turns_in_words(self.episode_turns(made)), []).append(node)
+        for said, nodes in alike.items():
+            yield f"{', '.join(nodes)}: {said}"
+
+    def _turns_in_words(self, turns: Turns | None) -> str:
+        if turns is None:
+            return "episodes of one turn, whose environment takes no time (assumed; see --episode-turns)"
+        basis = "said" if self.tokens.turns is not None else f"measured: {self.tokens.turns_source}"
+        if turns.count == 1:
+            return f"episodes of one turn ({basis})"
+        return f"{turns.count} turns in an episode, and {turns.seconds:g} s of its environment between two ({basis})"
 
     def _notes_on_lengths(self) -> Iterator[str]:
         if isinstance(self.costs, Calibrated) and self.tokens == Tokens():

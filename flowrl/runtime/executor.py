@@ -11,6 +11,7 @@ from ..errors import RankLost
 from ..schedule.events import KeptTokens
 from ..workers.decode_slots import DecodeSlots
 from ..workers.engine import Published
+from ..workers.environment_waits import EnvironmentWaits
 from ..workers.headway import Headway
 from ..workers.user_code.rows_in_progress import Notes
 from .storage.checkpoints.checkpoint_folder import Begun
@@ -36,10 +37,14 @@ class PendingCall(Protocol):
 
 @runtime_checkable
 class CountedCall(PendingCall, Protocol):
-    """A call that counts which decode slots of an engine it has used, once its result is there."""
+    """A call that counts which decode slots of an engine it has used, and how long its environments took, once its
+    result is there."""
 
     @property
     def slots(self) -> DecodeSlots: ...
+
+    @property
+    def waits(self) -> EnvironmentWaits: ...
 
 
 @runtime_checkable

@@ -190,7 +190,8 @@ class Player(Worker):
                 anchor = await self._code(game, i, "anchor", given, check_anchor)
             episode.turn_states.append(anchor)
             start, most = len(episode.tokens), limits.most(len(episode.sampled))
-            ask = Ask(i, episode.prompt, game.seeds[i], start, most, response=episode.tokens)
+            follows = bool(episode.turn_rewards)
+            ask = Ask(i, episode.prompt, game.seeds[i], start, most, response=episode.tokens, follows=follows)
             answer = await game.sampled(ask)
             episode.wasted += len(answer.ids)  # until the environment has taken them
             given = episode.state, answer.text(game.tokenizer)

@@ -41,7 +41,8 @@ class Ask:
 
     ``Ask(7, [5, 6], seed=91, start=1, response=[2])``. ``start``: how many numbers of its random sequence were used
     before. ``most``: tokens at most; None is as the call says. ``listener`` is told of the tokens as they come, by an
-    engine that tells them, and its row is ended where it is gone.
+    engine that tells them, and its row is ended where it is gone. ``follows``: the session has had an answer for this
+    episode, and has told it to its environment.
     """
 
     session: int
@@ -51,6 +52,7 @@ class Ask:
     most: int | None = None
     listener: Listener | None = None
     response: Sequence[int] = ()
+    follows: bool = False
 
 
 @dataclass(slots=True)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from types import coroutine
 from typing import Any
 
+from .environment_waits import EnvironmentWaits, count_waits
 from .policy_calls import Answer, Ask, PolicyCalls
 from .user_code.code_calls import CodeCall, CodeCalls
 
@@ -79,6 +80,8 @@ class Sessions:
         self._asks: list[Ask] = []
         self._calls: list[CodeCall] = []
         self._pauses: list[tuple[float, int]] = []
+        self._answered: dict[int, float] = {}  # when the policy did last
+        self._waits = EnvironmentWaits()
 
     def run(self, sessions: Mapping[int, Coroutine[Any, Any, None]]) -> None:
         """Run sessions to their ends. Raises what one of them raises, and ends the others."""
@@ -94,16 +97,29 @@ class Sessions:
             self._live.clear()
             self._policy.close()
             self._code.close()
+            count_waits(self._waits)
 
     def _round(self) -> None:
         self._answer_code()
         self._end_late()
         if self._asks:
             asks, self._asks = self._asks, []
+            self._count_waits(asks)
             self._policy.ask(asks)
         if self._policy.waiting:
-            for answer in self._policy.answers():
+            answers = self._policy.answers()
+            now, answered = self._now(), self._answered
+            for answer in answers:
+                answered[answer.session] = now
                 self._resume(answer.session, answer)
+
+    def _count_waits(self, asks: list[Ask]) -> None:
+        """Count how long sessions were away that come back."""
+        now, answered, waits = self._now(), self._answered, self._waits
+        for ask in asks:
+            if ask.follows:
+                waits.count += 1
+                waits.seconds += now - answered[ask.session]
 
     def _answer_code(self) -> None:
         """Go on with the sessions whose code has ended, until all that is under way is slow."""

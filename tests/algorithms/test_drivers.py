@@ -14,6 +14,7 @@ import pytest
 
 import flowrl as fl
 from flowrl import rl
+from flowrl.analysis.run_difference import CLOCKED
 from flowrl.backends.hf.engine import HFEngine
 from flowrl.batch import CallInfo
 from flowrl.errors import RunError
@@ -28,7 +29,6 @@ FEW = {
     "ppo": {"steps": 3, "prompts_per_step": 16},
     "sft": {"steps": 3, "rows": 16},
 }
-TIMED = ("seconds", "tokens_per_second", "decode_slots_used")
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def load(load_driver):
 
 def metrics(out):
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if k.split("/")[-1] not in TIMED} for line in lines]
+    return [{k: v for k, v in line.items() if k.split("/")[-1] not in CLOCKED} for line in lines]
 
 
 def run(flow, out, **how):

@@ -9,6 +9,7 @@ import pytest
 from direct import run_direct
 from short_runs import DRIVERS, parameters
 
+from flowrl.analysis.run_difference import CLOCKED
 from flowrl.cli import load_script
 from flowrl.placement.plan.plan import Place, Plan, Pool
 
@@ -20,8 +21,7 @@ def driver(drivers_path):
 
 def metrics(out: Path) -> list[dict]:
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    timed = ("seconds", "tokens_per_second", "decode_slots_used")  # the last of engines in this process alone
-    return [{k: v for k, v in line.items() if k.split("/")[-1] not in timed} for line in lines]
+    return [{k: v for k, v in line.items() if k.split("/")[-1] not in CLOCKED} for line in lines]
 
 
 def near(found: list[dict], wanted: list[dict]) -> None:

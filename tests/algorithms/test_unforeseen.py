@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from flowrl.analysis.run_difference import CLOCKED
 from flowrl.cli import load_script
 from flowrl.graph.draw import render
 from flowrl.runtime.driver.run_settings import Outcome
@@ -26,10 +27,7 @@ def run(name: str, out: Path, runtime: str = "local", **how) -> Outcome:
 
 def lines(out: Path) -> list[dict]:
     found = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [
-        {k: v for k, v in line.items() if k.split("/")[-1] not in ("seconds", "tokens_per_second", "decode_slots_used")}
-        for line in found
-    ]
+    return [{k: v for k, v in line.items() if k.split("/")[-1] not in CLOCKED} for line in found]
 
 
 @pytest.mark.parametrize("name", DRIVERS)

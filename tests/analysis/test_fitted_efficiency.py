@@ -11,12 +11,15 @@ from flowrl.analysis.fitted_efficiency import fit_efficiency
 from flowrl.analysis.row_lengths import Tokens
 from flowrl.cli.arguments.script import load_script
 from flowrl.errors import PlanError
+from flowrl.placement.cluster.cluster import Cluster
+from flowrl.placement.cluster.mesh import Mesh
 from flowrl.placement.cost.calibrated_costs import Calibrated, Call, Fit
+from flowrl.placement.cost.continuous_batch import Turns
 from flowrl.placement.cost.efficiency import Efficiency
 from flowrl.placement.cost.engine_curve import EngineCurve
 from flowrl.placement.cost.roofline import Roofline
 from flowrl.placement.cost.work import Workload
-from flowrl.placement.plan.plan import Plan
+from flowrl.placement.plan.plan import Place, Plan, Pool
 from flowrl.placement.plan.plan_file import read
 
 ALGORITHMS = Path(__file__).parents[2] / "algorithms"
@@ -208,3 +211,21 @@ def test_what_moves_of_memory_reach_is_found_and_simulated():
     moved = Calibrated("run", {**fits, "actor.train.onload": slower}, run.step)
     later = study_of("colocated_8", model="qwen3-32b", costs=moved).simulate()
     assert later.step_seconds - at_once.step_seconds == pytest.approx(3.0 - fits["actor.train.onload"].base, rel=1e-6)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.25, 4.0])
+def test_what_environments_take_is_no_part_of_a_decoded_token(seconds):
+    """A run of episodes tells the seconds of a token where it says how long these wait, and too many where it does not."""
+    flow = load_script(str(ALGORITHMS / "gigpo.py"))
+    flow.use_model("actor", "qwen3-8b")
+    actor = {"train": Place("gpus", Mesh.of("fsdp=8"), "fsdp2"), "generate": Place("gpus", Mesh.of("dp=8"), "vllm")}
+    pools = {"gpus": Pool("gpus", devices=tuple(range(8))), "cpu": Pool("cpu", processes=8)}
+    plan = Plan(pools, {"actor": actor, "game": Place("cpu")}, Cluster.of("h100-80:1x8"))
+    waits = replace(FIXED, measured_turns={"game.rollout": Turns(4, seconds)}, turns_source="run")
+    study = flow.study(plan, "gigpo", tokens=waits, steps=8)
+    found = fit_efficiency(study, measured(study, TRUE))
+    assert found.efficiency.step_s == pytest.approx(TRUE.step_s, rel=1e-3) and all(
+        call.off < 1e-3 for call in found.calls
+    )
+    blind = fit_efficiency(flow.study(plan, "gigpo", tokens=FIXED, steps=8), measured(study, TRUE)).efficiency
+    assert blind.step_s == pytest.approx(TRUE.step_s + 3 * seconds / 1024, rel=0.02)

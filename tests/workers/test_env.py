@@ -13,6 +13,7 @@ from echo_env import LETTERS, SEEN, SMALL, Echo, build_tokenizer, prompts
 
 import flowrl as fl
 from flowrl import rl
+from flowrl.analysis.run_difference import CLOCKED
 from flowrl.batch import CallInfo
 from flowrl.errors import RewardError, RunError, WorkerError
 from flowrl.placement.plan.plan import Place, Plan
@@ -492,10 +493,7 @@ def flow(guessing):
 
 def metrics(out):
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [
-        {k: v for k, v in line.items() if k.split("/")[-1] not in ("seconds", "tokens_per_second", "decode_slots_used")}
-        for line in lines
-    ]
+    return [{k: v for k, v in line.items() if k.split("/")[-1] not in CLOCKED} for line in lines]
 
 
 def in_time(run, seconds=60):

@@ -12,7 +12,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from ...analysis.measured_run import tokens_of_run
+from ...analysis.measured_run import tokens_of_run, with_turns_of
 from ...analysis.row_lengths import Tokens
 from ...analysis.study import Study
 from ...errors import PlanError, UsageError, near
@@ -50,7 +50,9 @@ def add_study_options(parser: argparse.ArgumentParser) -> None:
         metavar="RUN",
         help="parts of a peak fitted to the calls of this run: they carry over to other plans on machines of its kind",
     )
-    parser.add_argument("--run", metavar="DIR", help="take the lengths of prompts and responses from this run")
+    parser.add_argument(
+        "--run", metavar="DIR", help="take lengths of prompts and responses, and turns of episodes, from this run"
+    )
     parser.add_argument(
         "--lengths",
         metavar="KIND:NUMBERS",
@@ -122,6 +124,8 @@ def study_of(flow: Flow, program: str, parameters: Mapping[str, Any], options: a
             what = "--episode-turns and --costs both say what environments take: it is in the seconds of a rollout."
             raise UsageError(what, fix="Leave one out.")
         tokens = replace(tokens, turns=_read_turns(options.episode_turns))
+    elif costs is None:
+        tokens = _with_turns(tokens, program, options)
     how = {"seed": options.seed or 0, "runtime": options.runtime}
     study = flow.study_with(parameters, plan, program, costs=costs or roofline, tokens=tokens, **how)
     if costs is not None:
@@ -165,6 +169,18 @@ def _tokens(program: str, options: argparse.Namespace, *, whole: bool) -> Tokens
         kind, numbers, alike = read_lengths(options.lengths)
         return Tokens(options.prompt_tokens, kind, numbers, alike=alike)
     return Tokens(options.prompt_tokens)
+
+
+def _with_turns(tokens: Tokens, program: str, options: argparse.Namespace) -> Tokens:
+    """Add the turns of the run that lengths are from, else of the one whose calls tell how fast devices are."""
+    if options.run and (found := with_turns_of(Path(options.run), program, tokens)).measured_turns:
+        return found
+    if not options.calibrated_by:
+        return tokens
+    from .calibrated_by import program_of
+
+    run = Path(options.calibrated_by)
+    return with_turns_of(run, program_of(run, program), tokens)
 
 
 def _read_turns(text: str) -> Turns:

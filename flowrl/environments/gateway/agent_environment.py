@@ -168,7 +168,8 @@ class AgentEnvironment(Environment):
             if asked is not None:
                 most = min([asked, *(each for each in (most, game.own_most) if each is not None)])
             call.begun = Begun(secrets.token_hex(8), len(ids), play.text_of)
-            answer = await game.sampled(Ask(i, ids, game.seeds[i], play.used, most, call))
+            follows = bool(play.tree.calls) or play.gone > 0
+            answer = await game.sampled(Ask(i, ids, game.seeds[i], play.used, most, call, follows=follows))
             play.used += len(answer.ids)
             episode.full = limits.tokens is not None and play.used >= limits.tokens
             if call.is_gone:

@@ -13,6 +13,7 @@ from ...graph.ops.op import Op
 from ...workers.base import Worker
 from ...workers.decode_slots import EngineSlots
 from ...workers.engine import Engine
+from ...workers.environment_waits import EnvironmentWaits
 from ...workers.model_options import Build, Model
 from ...workers.model_worker import ModelWorker
 from ...workers.streaming import SampledRow, SampleRequest
@@ -190,6 +191,7 @@ class Reply:
     check: str = ""  # of the rows that are kept: the same for the same rows in the same order
     digests: Digests = ({}, b"")  # of these rows, by field and by row
     slots: tuple[EngineSlots, ...] = ()  # of the engines that its sessions asked
+    waits: EnvironmentWaits | None = None  # of its environments
 
 
 @dataclass(frozen=True)

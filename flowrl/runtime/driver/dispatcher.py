@@ -386,7 +386,7 @@ class Dispatcher:
                 why: Any = {"due": job.due, "after": job.after, "ranks": job.pending.rank_times}
                 self.notes.note_end(call, command.chunk, result, job.rows, start, end, **why)
                 if isinstance(job.pending, CountedCall):
-                    self.notes.note_slots(call, job.pending.slots)
+                    self.notes.note_rollout(call, job.pending.slots, job.pending.waits)
             self._keep(call, command.chunk, result)
         except BaseException as error:
             if isinstance(error, NotFinite):

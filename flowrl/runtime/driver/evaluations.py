@@ -11,6 +11,7 @@ from typing import Any
 from ...graph.stand_ins import current_session as sessions
 from ...graph.tracing.log_names import Logged
 from ...lowering.lower import Execution
+from ...workers.environment_waits import EnvironmentWaits
 from ..executor import Executor
 from ..storage.journal import Journal
 from ..storage.recorder import first_groups
@@ -166,6 +167,8 @@ def _together(steps: Sequence[Step]) -> Step:
         for node, slots in step.slots.items():
             known = whole.slots.setdefault(node, replace(slots, used=0, there=0))
             known.used, known.there = known.used + slots.used, known.there + slots.there
+        for node, waits in step.waits.items():
+            whole.waits.setdefault(node, EnvironmentWaits()).add(waits)
         whole.made |= step.made
         whole.parts |= step.parts
         whole.ledger = step.ledger or whole.ledger

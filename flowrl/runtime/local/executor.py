@@ -15,6 +15,7 @@ from ...lowering.deployment import Deployment, Deployments, WorkerSpec
 from ...workers.base import Opening, Worker
 from ...workers.decode_slots import DecodeSlots, counted_in
 from ...workers.engine import Engine, Published, published
+from ...workers.environment_waits import EnvironmentWaits, waits_counted_in
 from ...workers.headway import Headway, headway
 from ...workers.model_options import Build
 from ...workers.model_worker import ModelWorker
@@ -301,12 +302,13 @@ class LocalCall:
     updated: Callable[[str, Any], None] = lambda name, worker: None  # is told of an update of weights that was made
     rank_times: tuple[RankTime, ...] = ()
     slots: DecodeSlots = field(default_factory=DecodeSlots)  # of the engine that it asks
+    waits: EnvironmentWaits = field(default_factory=EnvironmentWaits)  # of its environments
 
     def result(self) -> Any:
         """Run it. Returns what the op gives; raises what it raises."""
         call = self.call
         place = call.place if call.op.external else None
-        with counted_in(self.slots):
+        with counted_in(self.slots), waits_counted_in(self.waits):
             result = run_op(
                 call.op,
                 self.worker,

@@ -33,6 +33,8 @@ def metric_lines(program: str, step: Step, seconds: float, names: Names) -> list
     _add_reference(line, step.beside_reference)
     line |= {"rows_skipped": step.skipped} if step.skipped else {}
     line |= {f"{node}/decode_slots_used": slots.share for node, slots in step.slots.items()}
+    for node, waits in step.waits.items():
+        line |= {f"{node}/environment_seconds": round(waits.mean, 6)} if waits.mean is not None else {}
     for node, episodes in step.episodes.items():
         line |= {f"{node}/{name}": value for name, value in episodes.metrics().items()}
     for title, told in step.published.items():

@@ -30,13 +30,14 @@ class EpisodeCounts:
         self.sums.update(other.sums)
 
     def metrics(self) -> dict[str, float]:
-        """Numbers of each outcome, of all that were cut off and of all failures, and the share of sampled tokens that
-        rows have: 1 where nothing was sampled."""
-        sampled = self.sums["sampled_tokens"]
+        """Numbers of each outcome, of all that were cut off and of all failures, the turns of an average episode, and
+        the share of sampled tokens that rows have: 1 where nothing was sampled."""
+        sampled, episodes = self.sums["sampled_tokens"], self.ended.total()
         return {
             **{name: self.ended[name] for name in OUTCOMES},
             "truncated": sum(self.ended[name] for name in OUTCOMES if name.startswith("truncated")),
             "failures": sum(self.ended[name] for name in OUTCOMES if is_failure(name)),
+            "turns": self.sums["turns"] / episodes if episodes else 0.0,
             "delivered_fraction": self.sums["delivered_tokens"] / sampled if sampled else 1.0,
             **{name: self.sums[name] for name in ("retries", "replaced", "forks", "repairs")},
         }

@@ -23,7 +23,7 @@ SIZED = ("tokens", "prompt_ids", "response_ids")
 #: A field bool[] of rows that were sampled, which a rank reports too, as 1 and 0: those that are not were cut off.
 FINISHED = "finished"
 #: Fields i32[] of episodes, which a rank reports too; and ``outcome``, as its place in OUTCOMES.
-COUNTED = ("sampled_tokens", "delivered_tokens", "retries", "replaced", "forks", "repairs")
+COUNTED = ("turns", "sampled_tokens", "delivered_tokens", "retries", "replaced", "forks", "repairs")
 OUTCOME = "outcome"
 
 

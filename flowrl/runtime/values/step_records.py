@@ -10,6 +10,7 @@ from ...graph.tracing.log_names import Logged
 from ...schedule.events import Begun
 from ...workers.decode_slots import DecodeSlots
 from ...workers.engine import Published
+from ...workers.environment_waits import EnvironmentWaits
 from .call import Call
 from .episode_counts import EpisodeCounts
 from .row_digests import RowDigests
@@ -131,9 +132,9 @@ class Step:
     gap to the engine that sampled, by the same id. ``made``: what calls made, by their number in the program.
     ``updates``: what updates of a policy measure besides. ``published``: what engines have told of publishes, by their
     title. ``seen``: what calls have found of the tokens of rows that are written down, by their number in the program.
-    ``slots``: decode slots that rollouts have used, by the same id as ``gaps``. ``episodes``: how those of rollouts
-    ended, by that id too. ``ledger``: what became of the rows so far. ``skipped``: rows of the data that could not be
-    read and were left out.
+    ``slots``: decode slots that rollouts have used, by the same id as ``gaps``. ``waits``: how long their environments
+    took, and ``episodes``: how those of rollouts ended, by that id too. ``ledger``: what became of the rows so far.
+    ``skipped``: rows of the data that could not be read and were left out.
     ``begun``: what pools that sample have begun with since the step before, and ``taken`` the groups that calls have
     got, as :mod:`flowrl.runtime.driver.begin_order` notes them.
     """
@@ -159,6 +160,7 @@ class Step:
     published: dict[str, Published] = field(default_factory=dict[str, Published])
     seen: dict[int, Sequence[Mapping[str, Any]]] = field(default_factory=dict[int, Sequence[Mapping[str, Any]]])
     slots: dict[str, DecodeSlots] = field(default_factory=dict[str, DecodeSlots])
+    waits: dict[str, EnvironmentWaits] = field(default_factory=dict[str, EnvironmentWaits])
     episodes: dict[str, EpisodeCounts] = field(default_factory=dict[str, EpisodeCounts])
     ledger: dict[str, Any] | None = None
     begun: list[Begun] = field(default_factory=list[Begun])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections import Counter
@@ -22,6 +23,7 @@ from flowrl.environments.gateway.responses import with_whole_input
 from flowrl.environments.gateway.sessions import Session
 from flowrl.errors import ProgramError, RewardError, WorkerError
 from flowrl.marks import values
+from flowrl.workers.environment_waits import EnvironmentWaits, waits_counted_in
 
 pytest.importorskip("h11", reason="the gateway needs the package h11")
 pytestmark = pytest.mark.filterwarnings("ignore:.*rollout failed")
@@ -251,6 +253,22 @@ def test_branches_train_in_a_program_and_a_resume_asks_no_agent_again(tmp_path):
     assert all(line["gap_max"] < 1e-3 for line in told if line["gap_tokens"]) and told[0]["rows"] in (6, 12)
     flow.run(out=tmp_path / "parts", quiet=True, steps=2)
     assert flow.run(out=tmp_path / "parts", quiet=True, resume=True).weights_digest == whole.weights_digest
+
+
+def test_the_time_from_an_answer_to_the_next_call_is_what_an_agent_takes():
+    """Also where that call is a fork; not what comes behind the last answer."""
+
+    class Thinks(Talks):
+        def agent(self, task):
+            for said in ("a", "b", "d"):
+                chat(task, [{"role": "user", "content": said}])
+                time.sleep(0.05)
+            return "done"
+
+    with waits_counted_in(EnvironmentWaits()) as waits:
+        found = play(Thinks())
+    assert found.forks.to_list() == [2] * 4 and waits.count == 4 * 2
+    assert waits.mean is not None and 0.045 < waits.mean < 10
 
 
 class Strict(Forgets):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -69,6 +70,23 @@ def same(found, expected):
         assert (here["reward"], here["length"]) == (there["reward"], there["length"])
         assert here["sure"] == pytest.approx(there["sure"], abs=1e-3)
     assert found[1] == expected[1] and len(found[1]) > 0
+
+
+class Answers(fl.Env):
+    """Two turns, between which half a second passes."""
+
+    async def step(self, state, action):
+        await asyncio.sleep(0.5)
+        return state + 1, "", float(len(action)), state == 1
+
+    def reset(self, row, seed):
+        return 0, ""
+
+
+def test_processes_tell_how_long_their_environments_took(cluster, tmp_path):
+    found, _ = run(played(Answers), tmp_path / "ranks", runtime="ray", plan=plan())
+    assert all(0.45 < line["game.rollout/environment_seconds"] < 20 for line in found)
+    assert [line["game.rollout/turns"] for line in found] == [2, 2, 2]
 
 
 class Meet(fl.Env):

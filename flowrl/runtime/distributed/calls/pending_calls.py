@@ -12,6 +12,7 @@ from ....batch import Batch, Column
 from ....errors import RankLost, WrongAnswer, cut
 from ....graph.stand_ins.argument_trees import find_in, rebuild
 from ....workers.decode_slots import DecodeSlots
+from ....workers.environment_waits import EnvironmentWaits
 from ...executor import PendingCall, Ready
 from ...values.call import Call
 from ...values.ops_without_columns import UNKNOWN, on_driver
@@ -62,6 +63,7 @@ class CallOnRanks:
         self.main: RemoteBatch | None = next(find_in(dict(arguments), RemoteBatch), None)
         self.rank_times: tuple[RankTime, ...] = ()
         self.slots = DecodeSlots()  # of the engines that it asks
+        self.waits = EnvironmentWaits()  # of its environments
         self._epoch: int | None = client.epoch
         self._first: Sent | RankLost | None
         try:
@@ -153,6 +155,8 @@ class CallOnRanks:
         """Note when each rank was at its part, on the clock of the driver, its memory, and what it had of engines."""
         ahead = time() - perf_counter()
         self.slots.add(each for reply in replies.values() for each in reply.slots)
+        for waits in (reply.waits for reply in replies.values() if reply.waits is not None):
+            self.waits.add(waits)
         self.rank_times = tuple(
             RankTime(moved.get(rank, rank), *(at - ahead for at in reply.times))
             for rank, reply in replies.items()

@@ -20,6 +20,7 @@ from ....schedule.events import KeptTokens
 from ....workers.base import Opening
 from ....workers.decode_slots import counted
 from ....workers.engine import Engine, published
+from ....workers.environment_waits import EnvironmentWaits, waits_counted_in
 from ....workers.model_options import Build
 from ....workers.model_worker import ModelWorker
 from ....workers.streaming import on_ranks
@@ -287,7 +288,7 @@ class Rank(Weights, Policies):
 
     def _run(self, call: RankCall, arguments: Mapping[str, Any]) -> Reply:
         worker, op = self._worker(call), self._op(call)
-        with counted() as slots:
+        with counted() as slots, waits_counted_in(EnvironmentWaits()) as waits:
             result = run_op(
                 op,
                 worker,
@@ -304,6 +305,7 @@ class Rank(Weights, Policies):
             reserve_memory(worker, copies, offloaded=offloaded_of(worker))
         reply = self._reply(call, op, result, arguments)
         reply.slots = tuple(each if each.rank is not None else replace(each, rank=self.number) for each in slots)
+        reply.waits = waits if waits.count else None
         return reply
 
     def _op(self, call: RankCall) -> Op:

@@ -16,6 +16,7 @@ from ....schedule.events import Publish
 from ....schedule.scheme import Scheme
 from ....workers.decode_slots import DecodeSlots
 from ....workers.engine import Published
+from ....workers.environment_waits import EnvironmentWaits
 from ...storage.traffic import bytes_made, bytes_read, row_tokens, rows_cut_off
 from ...values.call import Call
 from ...values.episode_counts import EpisodeCounts, count_episodes, failed_episodes
@@ -112,14 +113,17 @@ class StepNotes:
                 step.traffic.responses += lengths
                 step.traffic.sources += [(node, key[0]) for key in result.keys] if lengths else []
 
-    def note_slots(self, call: Call, slots: DecodeSlots) -> None:
-        """Note which decode slots of an engine a call has used."""
-        if not slots.there:
+    def note_rollout(self, call: Call, slots: DecodeSlots, waits: EnvironmentWaits) -> None:
+        """Note which decode slots of an engine a call has used, and how long its environments took."""
+        if not slots.there and not waits.count:
             return
         with self.lock:
-            of_step = self.steps.of(call).slots
-            before = of_step.get(node := self._node(call), DecodeSlots())
-            of_step[node] = DecodeSlots(before.used + slots.used, before.there + slots.there)
+            step, node = self.steps.of(call), self._node(call)
+            if slots.there:
+                before = step.slots.get(node, DecodeSlots())
+                step.slots[node] = DecodeSlots(before.used + slots.used, before.there + slots.there)
+            if waits.count:
+                step.waits.setdefault(node, EnvironmentWaits()).add(waits)
 
     def note_draw(self, call: Call, rows: Batch, *, admit: bool) -> None:
         """Note the rows that a step has drawn; with ``admit`` they are those of its loop."""

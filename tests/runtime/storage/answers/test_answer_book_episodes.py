@@ -11,6 +11,7 @@ import pytest
 from answers_run import Run, wait_for
 from flows import metrics
 
+from flowrl.analysis.run_difference import CLOCKED
 from flowrl.runtime.storage.run_lock import began
 
 ENDED = {0, 1, 3, 4, 6}  # prompts whose two episodes are over when those of 7 wait at their second turn
@@ -33,10 +34,7 @@ def plans(tmp_path):
 
 
 def values(out):
-    return [
-        {n: v for n, v in line.items() if n.split("/")[-1] not in ("tokens_per_second", "decode_slots_used")}
-        for line in metrics(out)
-    ]
+    return [{n: v for n, v in line.items() if n.split("/")[-1] not in CLOCKED} for line in metrics(out)]
 
 
 def start(folder, *words):
