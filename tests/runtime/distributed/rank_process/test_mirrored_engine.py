@@ -359,9 +359,11 @@ def test_calls_of_several_policies_have_one_order():
     turn = threading.Lock()
     engines = [MirroredEngine(Notes(), TeamCalls(name, ("actor", False), (1,), peers, turn)) for name in "ab"]
     prompts = fl.Column.of([[1]], dim="prompt", dtype="i32")
+    both = threading.Barrier(2)
 
     def go(engine):
         engine.submit(SampleRequest(prompts, 1, torch.tensor([1]), Sampling(max_tokens=5)))
+        both.wait()
         with pytest.raises(RunError):  # both are beside one engine there
             while engine.running():
                 engine.step()
