@@ -106,20 +106,19 @@ class Pools:
     @staticmethod
     def _work_through(work: queue.SimpleQueue[Job | None]) -> None:
         started: deque[Job] = deque()
-        while True:
+        closed = False
+        while started or not closed:
             try:
                 job = work.get(block=not started)
-            except queue.Empty:
+            except queue.Empty:  # in turns, also at the end: one may wait for what another has to take
                 job = started.popleft()
                 if not job.finish():
                     started.append(job)
                 continue
             if job is None:
-                break
-            if job.start():
+                closed = True
+            elif job.start():
                 started.append(job)
-        for job in started:
-            _finish(job)
 
     def close(self, wait: bool = True) -> None:
         """End the threads. Without ``wait`` what is queued is dropped and what runs is left behind."""

@@ -69,3 +69,30 @@ def test_a_run_that_gets_no_more_threads_ends_with_that(number, tmp_path, monkey
     with pytest.raises(RuntimeError, match="can't start new thread"):
         module_of("overlap_flow").flow.run(out=tmp_path / "run", plan=plan, quiet=True, save_models=False)
     assert len(seen) == number + 1
+
+
+@pytest.mark.timeout(60)
+def test_jobs_that_wait_for_each_other_end_at_the_close_too():
+    """One goes on only once another has finished: an engine lets the result of a call be taken first."""
+    done, begun = [], threading.Event()
+
+    class Waits:
+        def __init__(self, name, after):
+            self.name, self.after = name, after
+
+        def start(self):
+            begun.wait()
+            return True
+
+        def finish(self):
+            if not set(self.after) <= set(done):
+                return False
+            done.append(self.name)
+            return True
+
+    pools = Pools(frozenset(), threading.Condition())
+    for name, after in (("first", ["second"]), ("second", ["third"]), ("third", [])):
+        pools.put("pool", Waits(name, after))
+    threading.Timer(0.1, begun.set).start()  # all are there, and the end, before one of them is gone on with
+    pools.close()
+    assert done == ["third", "second", "first"]

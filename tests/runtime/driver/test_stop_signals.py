@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -96,6 +97,35 @@ def trained(flow, out, **how):
     pools = {"train": Pool("train", device="cpu"), "rollout": Pool("rollout", device="cpu")}
     split = Plan(pools, {"actor": {"train": Place("train"), "generate": Place("rollout")}})
     return flow.run("stale", out=out, plan=split, parameters={"stale": {"steps": 4}}, quiet=True, **how)
+
+
+def test_who_listened_before_may_be_gone_as_the_run_ends():
+    """Its descriptor is closed, or another file's by now; the handlers of before are back whatever becomes of that."""
+    before = signal.getsignal(signal.SIGINT)
+    here, there = socket.socketpair()
+    there.setblocking(False)
+    outside = signal.set_wakeup_fd(there.fileno())
+    try:
+        with Stop(lambda text: None).listening():
+            here.close()
+            there.close()
+        assert signal.getsignal(signal.SIGINT) == before
+        assert signal.set_wakeup_fd(-1) == -1
+    finally:
+        signal.set_wakeup_fd(outside)
+
+
+def test_a_signal_as_the_run_ends_is_no_error():
+    """It has ended by itself: nothing is left to be stopped."""
+    stop = Stop(lambda text: None)
+    with stop.listening():
+        hears = signal.getsignal(signal.SIGINT)
+    hears(signal.SIGINT, None)
+    hears(signal.SIGINT, None)
+    assert not stop.asked
+    with stop.listening():
+        os.kill(os.getpid(), signal.SIGINT)
+    assert stop.asked
 
 
 @pytest.fixture(scope="module")

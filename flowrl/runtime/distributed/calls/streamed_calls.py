@@ -88,7 +88,11 @@ class StreamedCallOnRanks(CallOnRanks):
         """Go on by a short time, unless the call is over; return whether it is. Raises what the call raised."""
         if not self._over:
             epoch, self._epoch = self._epoch, None
-            self.client.retry(self._go_on, epoch)
+            try:
+                self.client.retry(self._go_on, epoch)
+            except BaseException:
+                self.engine.calls.pop(self.number, None)  # nobody takes its result: others would wait for that
+                raise
         return self._over
 
     def result(self) -> Any:

@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from publish_gate import PublishGate
 
 from flowrl.analysis.run_difference import compare_runs
+from flowrl.errors import RunError
 from flowrl.placement.plan.plan import Pipeline, Place, Plan, Pool
-from flowrl.runtime.distributed.calls.streamed_calls import EngineOnRanks
+from flowrl.runtime.distributed.calls.streamed_calls import EngineOnRanks, StreamedCallOnRanks
 from flowrl.runtime.distributed.executor import DistributedExecutor
 from flowrl.runtime.distributed.rank_process import rank_streams
 from flowrl.runtime.storage.digest_lines import read_begun
@@ -251,3 +252,21 @@ def test_a_window_exchanges_groups_of_all_ranks(module_for, tmp_path, dp, engine
     assert rows["admitted"] == rows["trained"] == 5 * module.PROMPTS * module.GROUP
     assert {rank for rank, method in direct(place).calls if method == "begin"} == set(range(1, 1 + dp))
     assert sum(method == "begin" for _, method in direct(place).calls) == 5 * module.PROMPTS
+
+
+@pytest.mark.timeout(120)
+def test_a_call_that_fails_is_no_longer_waited_for(module, tmp_path, monkeypatch):
+    """The others of its engine would let its result go first for ever, and the run could not end."""
+    go_on, failed = StreamedCallOnRanks._go_on, []
+
+    def fails(call):
+        if not failed and call.has_answers and len(call.engine.calls) > 1:
+            failed.append(call)
+            raise RunError("it broke on purpose", fix="Nothing.")
+        go_on(call)
+
+    monkeypatch.setattr(rank_streams, "SLICE", 0.0)
+    monkeypatch.setattr(StreamedCallOnRanks, "_go_on", fails)
+    with pytest.raises(RunError, match="it broke on purpose"):
+        run(module, tmp_path / "run", plan(2, staleness=1, publish="interrupt"), steps=6)
+    assert failed and failed[0].number not in failed[0].engine.calls
