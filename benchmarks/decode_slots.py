@@ -49,8 +49,8 @@ ENGINES = {"hf": "hf", "vllm": "vllm, kv_cache: 0.25, rows: {rows}"}
 class Waits(fl.Env):
     """Answers with a letter, after a time that its seed draws."""
 
-    began: ClassVar[list[float]] = []  # of each episode, by the clock
-    ended: ClassVar[list[float]] = []
+    began: ClassVar[list[float]] = []  # each episode, by the clock
+    ended: ClassVar[list[float]] = []  # each turn
 
     def __init__(self, turns: int, seconds: float) -> None:
         self.turns, self.seconds = turns, seconds
@@ -62,9 +62,8 @@ class Waits(fl.Env):
     async def step(self, state: tuple[int, int], action: str) -> tuple[tuple[int, int], str, float, bool]:
         seed, turn = state
         await asyncio.sleep(answer_seconds(seed, turn, self.seconds))
-        if last := turn + 1 >= self.turns:
-            self.ended.append(time.perf_counter())
-        return (seed, turn + 1), "1", 1.0, last
+        self.ended.append(time.perf_counter())
+        return (seed, turn + 1), "1", 1.0, turn + 1 >= self.turns
 
 
 def answer_seconds(seed: int, turn: int, mean: float) -> float:
@@ -92,8 +91,9 @@ def played(engine: str, rows: int, seconds: float, given: argparse.Namespace) ->
         flow.run("play", out=Path(folder) / "run", plan=plan, runtime="local", quiet=True, save_models=False)
         lines = (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()
     shares = [json.loads(line)["game.rollout/decode_slots_used"] for line in lines]
-    steps = range(0, len(Waits.began), given.sessions)
-    took = [max(Waits.ended[i : i + given.sessions]) - min(Waits.began[i : i + given.sessions]) for i in steps]
+    begins = [min(Waits.began[i : i + given.sessions]) for i in range(0, len(Waits.began), given.sessions)]
+    ends = [max(e for e in Waits.ended if e < following) for following in (*begins[1:], math.inf)]
+    took = [end - begin for begin, end in zip(begins, ends, strict=True)]
     return median(shares[1:]), median(took[1:])
 
 
@@ -124,8 +124,8 @@ def main() -> int:
     parser.add_argument("--engine", action="append", choices=list(ENGINES), help="may be given more than once (hf)")
     parser.add_argument("--sessions", type=at_least_one, default=128, help="episodes of a step (128)")
     parser.add_argument("--rows", type=at_least_one, action="append", help="of vllm at a time (128 and 32)")
-    parser.add_argument("--turns", type=at_least_one, default=8, help="of an episode (8)")
-    parser.add_argument("--tokens", type=at_least_one, default=16, help="of a turn at most (16)")
+    parser.add_argument("--turns", type=at_least_one, default=4, help="of an episode (4)")
+    parser.add_argument("--tokens", type=at_least_one, default=8, help="of a turn at most (8)")
     parser.add_argument("--seconds", type=float, default=0.1, help="that an answer takes on average (0.1)")
     parser.add_argument("--steps", type=at_least_one, default=5, help="that are counted (5)")
     given = parser.parse_args()
