@@ -37,7 +37,7 @@ CALL = '<tool_call>{"name": "double", "arguments": {"text": "ab"}}</tool_call>'
 def tokenizer():
     """Letters, and a call of a tool as one token."""
     words = ["<pad>", ";", *"abcde", CALL]
-    made = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}))
+    made = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<pad>"))
     made.pre_tokenizer = pre_tokenizers.Split(Regex("<tool_call>.*?</tool_call>|."), "isolated")
     made.decoder = decoders.Fuse()
     fast = PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", eos_token=";")
