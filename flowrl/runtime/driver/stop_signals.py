@@ -68,29 +68,28 @@ class Stop:
             yield
             return
         before: dict[int, Any] = {}
-        self._ended = False
         ours, theirs = socket.socketpair()
         theirs.setblocking(False)
         woken = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
+        self._listens = True
         try:
             for number in (getattr(signal, name) for name in SIGNALS if hasattr(signal, name)):
                 if number == signal.SIGINT or _is_free(number):
                     before[number] = signal.signal(number, self._came)
             threading.Thread(target=self._insist, args=(ours, set(before)), daemon=True, name="flowrl-signals").start()
-            self._listens = True
             yield
         finally:
             self._ended, self._listens = True, False  # a signal that comes now changes nothing
             for number, handler in before.items():
                 signal.signal(number, handler)
-            with suppress(OSError):  # whoever listened before may be gone: then nobody does
+            with suppress(OSError, ValueError):  # whoever listened before is gone, or its number is another file's
                 signal.set_wakeup_fd(-1)
                 signal.set_wakeup_fd(woken)
             theirs.close()
 
     def _came(self, number: int, frame: Any) -> None:
         del frame
-        if self._ended:
+        if not self._listens:
             return
         if self._error is not None:
             error, self._error = self._error, None

@@ -99,20 +99,26 @@ def trained(flow, out, **how):
     return flow.run("stale", out=out, plan=split, parameters={"stale": {"steps": 4}}, quiet=True, **how)
 
 
-def test_who_listened_before_may_be_gone_as_the_run_ends():
+@pytest.mark.parametrize("reused", [False, True])
+def test_who_listened_before_may_be_gone_as_the_run_ends(tmp_path, reused):
     """Its descriptor is closed, or another file's by now; the handlers of before are back whatever becomes of that."""
     before = signal.getsignal(signal.SIGINT)
     here, there = socket.socketpair()
     there.setblocking(False)
-    outside = signal.set_wakeup_fd(there.fileno())
+    number = there.fileno()
+    outside = signal.set_wakeup_fd(number)
     try:
-        with Stop(lambda text: None).listening():
+        with Stop(lambda text: None).listening(), (tmp_path / "other").open("wb") as other:
             here.close()
             there.close()
+            if reused:
+                os.dup2(other.fileno(), number)
         assert signal.getsignal(signal.SIGINT) == before
         assert signal.set_wakeup_fd(-1) == -1
     finally:
         signal.set_wakeup_fd(outside)
+        if reused:
+            os.close(number)
 
 
 def test_a_signal_as_the_run_ends_is_no_error():
