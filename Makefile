@@ -16,6 +16,7 @@ PYTHON ?= python3
 TORCH ?= $(shell sed -n '/^torch==/p' constraints.txt)
 PROCESSES ?= 2
 RERUNS ?= 0
+TIMEOUT ?= 420
 BENCH ?= benchmarks/grpo_step.py
 PYTHONS ?= python3.11 python3.12 python3.13
 DEMO_OUT ?= runs/demo
@@ -54,7 +55,7 @@ demo: $(VENV)/.dev  ## warm up a small model and train it with GRPO on additions
 	$(PY) algorithms/grpo.py --program warmup,evaluate,grpo,evaluate --out $(DEMO_OUT) --overwrite
 
 test: $(VENV)/.dev  ## run the tests
-	$(PY) -m pytest -q -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --reruns $(RERUNS) -rR
+	$(PY) -m pytest -q -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --timeout $(TIMEOUT) --reruns $(RERUNS) -rR
 
 nightly: $(VENV)/.dev $(ENGINES)  ## what takes too long for every change: all of vLLM and SGLang, all layouts on ranks, and 300 faults
 	$(PY) -m pytest -q -m nightly

@@ -1,7 +1,9 @@
-"""What holds for every test: scripts that it writes and loads are gone after it, and no example has a time limit."""
+"""What holds for every test: scripts that it writes and loads are gone after it, no example has a time limit, and what
+hangs is ended."""
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import sys
 
@@ -14,6 +16,59 @@ settings.load_profile("untimed")
 
 #: Ray has its workers give way to all other processes (15): beside other tests they would hardly get on.
 os.environ.setdefault("RAY_worker_niceness", "0")
+
+
+#: Seconds that a test has to end in, once its time is up: what it waits for on the way out may hang too.
+GRACE = 60.0
+#: Where that is printed: standard error, which pytest captures while tests run.
+STDERR = pytest.StashKey[int]()
+
+
+def pytest_configure(config):
+    with config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        config.stash[STDERR] = os.dup(2)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_setup(item):
+    return (yield from _ended_if_it_hangs(item))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_call(item):
+    return (yield from _ended_if_it_hangs(item))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item):
+    return (yield from _ended_if_it_hangs(item))
+
+
+def _ended_if_it_hangs(item):
+    """Print where all threads are and end this process, where a test neither ends nor fails by its time limit.
+
+    pytest-timeout fails it by an error in the main thread. A test that catches it, or that waits as it fails, goes on,
+    and a second attempt has no limit.
+    """
+    marker = item.get_closest_marker("timeout")
+    usual = item.config.getoption("timeout") or item.config.getini("timeout")
+    seconds = float(usual if marker is None else marker.args[0])
+    faulthandler.dump_traceback_later(seconds + GRACE, exit=True, file=item.config.stash[STDERR])
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_handlecrashitem(crashitem, report, sched):
+    """Say of a test whose process was ended that it is run again, where tests are: xdist has another process do so."""
+    if sched.config.getoption("reruns", 0) and crashitem not in _crashed:
+        _crashed.add(crashitem)
+        report.outcome = "rerun"
+
+
+_crashed: set[str] = set()
 
 
 @pytest.fixture(scope="module")

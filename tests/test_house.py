@@ -14,7 +14,7 @@ SOURCE = TESTS.parent / "flowrl"
 #: Folders that mirror no folder of the source: the drivers and the pages are not in it.
 OTHERS = ("algorithms", "docs")
 #: Tests of the whole package, which stand beside the folders.
-WHOLE = ("doctests", "house", "import_light", "public", "safe_reading", "type_checkers", "version")
+WHOLE = ("doctests", "hanging_tests", "house", "import_light", "public", "safe_reading", "type_checkers", "version")
 #: Folders of the source that are called like a library, or lie beside one that is: no folder of the tests may be, or
 #: Python would find it where the library is not installed. Their name stands before the module's.
 PREFIXED = (
