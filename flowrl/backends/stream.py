@@ -101,6 +101,11 @@ class Stream:
                 self._line.append(self._holder)
             self._changed.wait_for(lambda: self._line[0] is self._holder)
 
+    @property
+    def is_held(self) -> bool:
+        """Whether somebody has it stand still."""
+        return self._holder in self._line
+
     def let_go(self) -> None:
         """Go on; nothing where it is not held."""
         with self._changed:

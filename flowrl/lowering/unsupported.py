@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ..errors import At, PlanError
+from ..errors import PlanError
 from ..graph.may_see_older_weights import trained_on
 from ..graph.tracing.trace_records import HandleLike, Traced
 from ..placement.backends import REFERENCE, Backend, backend
@@ -12,7 +12,7 @@ from ..placement.plan.plan import Pipeline, Place, Plan
 from ..placement.search.engine_refusals import refusals_of_use
 from .deployment import has_model
 from .lower import used_workers
-from .scheme_of_program import sampled_workers, scheme_of, trained_workers
+from .scheme_of_program import sampled_workers, trained_workers
 
 
 def unsupported(traced: Traced, plan: Plan, handles: Sequence[HandleLike], runtime: str) -> Iterator[PlanError]:
@@ -27,7 +27,6 @@ def unsupported(traced: Traced, plan: Plan, handles: Sequence[HandleLike], runti
     if runtime != "ray":
         yield from _devices(plan)
         yield from _engines(plan)
-    yield from _over_publishes(traced, plan, handles)
     yield from _backends(traced, plan, handles)
 
 
@@ -101,27 +100,6 @@ def _engines(plan: Plan) -> Iterator[PlanError]:
                 at=stated[1].at,
                 fix="Give it a pool of its own to generate in, or name one that does both.",
             )
-
-
-def _over_publishes(traced: Traced, plan: Plan, handles: Sequence[HandleLike]) -> Iterator[PlanError]:
-    """Yield the calls, such as rollouts, that go on over publishes and sample from an engine that is split over
-    ranks."""
-    scheme, steps = scheme_of(traced, plan, handles), plan.pipeline
-    calls = [c for trail in traced.trails for c in trail.calls if c.op.external and scheme.joins(c.op, c.serves)]
-    for title, name in dict.fromkeys((call.title, name) for call in calls for name in call.serves):
-        place = plan.place_of(name, "generate")
-        if place.mesh.size > place.mesh["dp"]:
-            yield split_over_publishes(title, name, steps.publish, str(place.mesh), steps.at.get("publish") or place.at)
-
-
-def split_over_publishes(title: str, name: str, publish: str, mesh: str, at: At | None) -> PlanError:
-    """Return the error of a call that goes on over publishes, with an engine that is split over ranks."""
-    return PlanError(
-        f"publish: {publish}: {title} goes on over publishes, and samples from '{name}', whose engine is split over "
-        f"ranks ({mesh}).",
-        at=at,
-        fix=f"Write publish: drain, or give the generate place of '{name}' a mesh of dp alone.",
-    )
 
 
 def _backends(traced: Traced, plan: Plan, handles: Sequence[HandleLike]) -> Iterator[PlanError]:

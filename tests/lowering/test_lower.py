@@ -193,31 +193,16 @@ def test_rows_of_an_engine_that_ranks_split_leave_one_by_one_too(pipeline):
     assert found == [True, True, bool(pipeline)], "what no run has is flown all the same"
 
 
-@pytest.mark.parametrize(
-    ("mesh", "program", "pipeline", "refused"),
-    [
-        ("tp=2", "tool_use", {"staleness": 1, "publish": "interrupt"}, True),
-        ("tp=2", "tool_use", {"staleness": 0, "publish": "interrupt"}, False),
-        ("tp=2", "tool_use", {"staleness": 2}, False),
-        ("tp=2", "tool_use", {}, False),
-        ("dp=2", "tool_use", {"staleness": 1, "publish": "interrupt"}, False),
-        ("tp=2", "warmup", {"staleness": 1, "publish": "interrupt"}, False),
-    ],
-)
-def test_episodes_that_would_go_on_over_publishes_in_an_engine_that_ranks_split_are_refused(
-    mesh, program, pipeline, refused
-):
-    """Those of other plans have it, and a program that only trains may have any."""
+@pytest.mark.parametrize("mesh", ["tp=2", "dp=2"])
+@pytest.mark.parametrize("pipeline", [{"staleness": 1, "publish": "interrupt"}, {"staleness": 2}, {}])
+def test_episodes_ask_an_engine_that_ranks_split_as_any_other(mesh, pipeline):
+    """Also over publishes."""
     played = load_script(str(ROOT / "algorithms" / "tool_use.py"))
     pools = {"train": Pool("train", devices=(0,)), "rollout": Pool("rollout", devices=(1, 2)), "cpu": Pool("cpu")}
     place = {"actor": {"train": Place("train"), "generate": Place("rollout", Mesh.of(mesh), "vllm")}}
     place |= {"task": Place("cpu"), "test": Place("cpu")}
     plan = Plan(pools, place, cluster=Cluster.of("cpu:1x3"), pipeline=Pipeline(**pipeline))
-    errors = list(played.study(plan, program=program, runtime="ray").unsupported())
-    what = "task.rollout goes on over publishes, and samples from 'actor', whose engine is split over ranks (tp=2)."
-    assert [e.what for e in errors] == [f"publish: interrupt: {what}"] * refused
-    fix = "Write publish: drain, or give the generate place of 'actor' a mesh of dp alone."
-    assert [e.fix for e in errors] == [fix] * refused
+    assert not list(played.study(plan, program="tool_use", runtime="ray").unsupported())
 
 
 @pytest.mark.parametrize("pipeline", [{}, {"publish": "interrupt"}])

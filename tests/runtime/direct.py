@@ -119,6 +119,7 @@ class Direct:
                 if self.kill[1] < 0:
                     self.kill = None
                     self.dead.add(rank)
+                    self._let_go_of_callers(rank)
             if rank in self.dead or rank not in self.ranks:
                 return LOST
             if method == "write_captured":  # it is done while the rank works
@@ -126,7 +127,9 @@ class Direct:
             if method == "run" and args[0].joins:  # others of the kind are beside it, and publishes
                 return self.threads.submit(self._run_beside, rank, *copied(args))
         if method in BESIDE:
-            return _answered(getattr(self.ranks[rank], method), *args)
+            asked = self.ranks[rank]
+            answer = _answered(getattr(asked, method), *args)
+            return answer if self.ranks.get(rank) is asked and rank not in self.dead else LOST
         with self.lock:
             args = tuple(copied(a) if method in ("run", "begin") else a for a in args)
             try:
@@ -134,6 +137,12 @@ class Direct:
                 return copied(answer) if method == "advance" else answer
             except Exception as error:
                 return Failed.of(error)
+
+    def _let_go_of_callers(self, rank):
+        """Who waits for a process is told at once that it has died."""
+        if rank in self.ranks:
+            for stream in filter(None, map(self.ranks[rank].stream_of, self.ranks[rank].workers)):
+                stream.let_go()
 
     def _run_beside(self, rank, call):
         return _answered(self.ranks[rank].run, call)

@@ -40,7 +40,7 @@ class Lanes(direct.Direct):
         return begun
 
     def send(self, rank, method, *args):
-        if method not in TOGETHER and method != "run":
+        if method not in TOGETHER and (method != "run" or args[0].joins):
             return super().send(rank, method, *args)
         return self.lanes[rank].submit(super().send, rank, method, *args)
 

@@ -116,6 +116,14 @@ class WorkerGroup:
         teams = {rank: self.team_of(rank) for rank in self.keepers} if self.spec.collective else {}
         return {rank: tuple(other for other in team if other != rank) for rank, team in teams.items() if len(team) > 1}
 
+    def _hold_rows(self) -> None:
+        """Have rows of environments stand still where ranks split an engine, before weights come to any of these: they
+        make steps of them together. Those that ranks which died have asked for end."""
+        if beside := self.beside():
+            self.serves_rows = False
+            held = self.client.send("hold_rows", {rank: (self.key, others) for rank, others in beside.items()})
+            self.client.wait(held, f"{self.name}: rows that stand still")
+
     def _end_rows(self) -> None:
         """Have rows end that environments on ranks that died have asked for: ranks that split an engine make steps of
         them together, and are told next what each does by itself."""
@@ -305,7 +313,7 @@ class WorkerGroup:
     @_loaded
     def take(self, staged: Staged, version: int, *, keep_cache: bool = False) -> None:
         """The same, once: whatever is lost meanwhile ends it."""
-        self._end_rows()
+        self._hold_rows()
         source = staged.group
         route = self.client.routes.find(source, self)
         moves, numbers = route.moves, route.numbers

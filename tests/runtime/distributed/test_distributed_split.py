@@ -6,21 +6,27 @@ The engine is `hf` on each of two ranks (`team_ranks.py`).
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections import defaultdict
 from dataclasses import replace
 
 import direct
 import pytest
+import straddle_flow
+import torch
 from count_game import Count
 from flows import events, metrics, module_of
 from team_ranks import use_teams
 
 import flowrl as fl
 from flowrl import rl
+from flowrl.backends.continuous import ContinuousBatch
 from flowrl.errors import EngineLost, RunError
 from flowrl.placement.cluster.cluster import Cluster
 from flowrl.placement.cluster.mesh import Mesh
 from flowrl.placement.plan.plan import Pipeline, Place, Plan, Pool
+from flowrl.runtime.distributed.executor import DistributedExecutor
 from flowrl.runtime.distributed.rank_process.remote_stream import RemoteStream
 
 #: What the engine of each rank was asked, and with which error one fails: (rank, after so many steps of all its engines).
@@ -31,6 +37,7 @@ def watch(number, engine):
     """Have an engine note what it is asked, and fail where a test says so."""
     submit, step, abort = engine.submit, engine.step, engine.abort
     generate, written = engine.generate, engine.weights_written
+    pause, resume = engine.pause, engine.resume
     asked, lost = ASKED[number], []
 
     def noted_submit(request):
@@ -59,8 +66,17 @@ def watch(number, engine):
         asked.append(("written", len(engine.running())))
         return written()
 
+    def noted_pause():
+        asked.append(("pause", len(engine.running())))
+        pause()
+
+    def noted_resume(*said, **how):
+        asked.append(("resume", *said, *how.values()))
+        resume(*said, **how)
+
     engine.submit, engine.step, engine.abort = noted_submit, noted_step, noted_abort
     engine.generate, engine.weights_written = noted_generate, noted_written
+    engine.pause, engine.resume = noted_pause, noted_resume
 
 
 @pytest.fixture(autouse=True)
@@ -146,7 +162,7 @@ def test_a_run_is_that_of_whole_models_bit_for_bit(tmp_path, mesh, replicas, ask
     assert {what for what, *_ in ASKED[1]} == {"submit", "step", "written", *(["generate"] if asks else [])}
     check_none_left()
     firsts = range(1, 1 + Mesh.of(mesh).size, 2)
-    asked = [rank for rank, method in found[2].ranks.calls if method == "end_rows"]
+    asked = [rank for rank, method in found[2].ranks.calls if method == "hold_rows"]
     assert asked and set(asked) == set(firsts), "before weights come"
     ends = [json.loads((tmp_path / name / "run.json").read_text())["weights_digest"] for name in ("whole", "split")]
     assert ends[0] == ends[1]
@@ -247,3 +263,80 @@ def test_an_environment_that_dies_leaves_no_rows_to_what_comes_next(tmp_path, mo
     check_alike(2)
     assert any(what == "abort" and rows for what, rows, *_ in ASKED[1])
     check_none_left()
+
+
+class Amid(straddle_flow.Gate):
+    """Has episodes of step k wait behind their first turn until version k is about to come, in the midst of the next."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__(steps)
+        self.ready = defaultdict(threading.Event)
+
+    def turn(self, step: int, turn: int) -> None:
+        if turn == 0 and step:
+            assert self.ready[step].wait(straddle_flow.WAIT), (
+                f"version {step} was not trained while step {step} is played"
+            )
+
+
+@pytest.mark.parametrize("publish", ["interrupt", "continue"])
+@pytest.mark.parametrize("mesh", ["tp=2", "dp=2,tp=2"])
+def test_episodes_go_on_over_publishes(tmp_path, monkeypatch, mesh, publish):
+    """Each token is drawn under the weights that it names, and all ranks of a team stop and go on alike."""
+    steps, install = 5, DistributedExecutor.install
+    straddle_flow.GATE.append(gate := Amid(steps))
+
+    def slow(number, engine):
+        step = engine.step
+        engine.step = lambda: time.sleep(5e-3) or step()
+        watch(number, engine)
+
+    def installed(executor, name, version, *weights, **how):
+        engine = executor.ranks.ranks[executor.servers[name].ranks[0]].workers[name, True].engine
+        gate.ready[version].set()
+        end = time.monotonic() + 0.5
+        while not engine.running() and time.monotonic() < end:
+            time.sleep(1e-3)
+        gate.before(version, engine)
+        moved = install(executor, name, version, *weights, **how)
+        gate.after(version, engine)
+        return moved
+
+    use_teams(monkeypatch, slow)
+    monkeypatch.setattr(DistributedExecutor, "install", installed)
+    monkeypatch.setattr(ContinuousBatch, "end_of", lambda batch, row: "length" if len(row.ids) >= row.limit else None)
+    made = plan(mesh, staleness=1, publish=publish)
+    made = replace(made, pools={**made.pools, "keep": "cpu"}, place={**made.place, "keep": Place("keep")})
+    outcome, place = direct.run_direct(
+        straddle_flow.make_flow(), made, tmp_path / "run", parameters={"straddle": {"steps": steps}}, save_models=False
+    )
+    assert outcome.status == "done" and place.client.traffic.payload == 0
+    check_alike(Mesh.of(mesh).size)
+    paused = [each[1] for each in ASKED[1] if each[0] == "pause"]
+    assert len(paused) >= steps and any(paused), "rows ran as weights came"
+    assert sorted(gate.kept) == list(range(steps))
+    mixed = 0
+    for step, rows in gate.kept.items():
+        for versions, turns in zip(rows.versions.to_list(), rows.turn_ids.to_list(), strict=True):
+            drawn = [(turn, version) for turn, version in zip(turns, versions, strict=True) if turn >= 0]
+            assert drawn == sorted(drawn) and {version for _, version in drawn} <= {step - 1, step}
+            mixed += len({version for _, version in drawn}) > 1
+        for version in {step - 1, step} if publish == "interrupt" else ():
+            mine = rows.response_mask.values & (rows.versions.values == version)
+            fresh = straddle_flow.fresh_logprobs(rows, gate.weights[max(version, 0)], "hf")
+            torch.testing.assert_close(rows.rollout_logprobs.values[mine], fresh[mine], atol=1e-4, rtol=0)
+    assert mixed
+    rows = json.loads((tmp_path / "run" / "run.json").read_text())["ledger"]["straddle"]["rows"]
+    assert rows["admitted"] == rows["trained"] == steps * straddle_flow.PROMPTS * straddle_flow.GROUP
+
+
+@pytest.mark.parametrize(
+    "kill",
+    [("mirror", 9, 2), ("poll", 4, 1), ("hold_rows", 1, 1), *(("weights_written_in_turn", 2, rank) for rank in (1, 2))],
+)
+def test_ranks_that_die_as_episodes_go_on_over_publishes_are_started_again(tmp_path, kill):
+    made = plan("tp=2", staleness=1, publish="interrupt")
+    outcome, place = direct.run_direct(make_flow(), made, tmp_path / "run", kill=kill, save_models=False)
+    assert outcome.status == "done" and place.ranks.restarted[:2] == [1, 2]
+    rows = json.loads((tmp_path / "run" / "run.json").read_text())["ledger"]["play"]["rows"]
+    assert rows["admitted"] == rows["trained"] == 3 * 4 * 2 and not rows["live"]

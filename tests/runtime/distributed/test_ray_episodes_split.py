@@ -39,7 +39,7 @@ def cluster():
     ray.shutdown()
 
 
-def run(out: Path, engine: str, mesh: str, fault: tuple[str, int, int, int] | None = None):
+def run(out: Path, engine: str, mesh: str, fault: tuple[str, int, int, int] | None = None, **pipeline):
     """The rows that were played, and the numbers of the steps."""
     module_of("long_rows_flow")
     struck = module_of("split_rows_flow")
@@ -57,7 +57,7 @@ def run(out: Path, engine: str, mesh: str, fault: tuple[str, int, int, int] | No
     served = Place("rollout", Mesh.of(mesh), engine, options=options)
     place = {"actor": {"train": Place("train"), "generate": served}, "game": Place("games")}
     cluster = Cluster.of(f"cpu:1x{1 + size}")
-    plan = Plan(pools, place, cluster=cluster, pipeline=Pipeline(deadline=200))
+    plan = Plan(pools, place, cluster=cluster, pipeline=Pipeline(deadline=200, **pipeline))
     how = {"quiet": True, "save_models": False, "trajectories": 64, "trajectories_every": 1}
     assert found.flow.run("split_episodes", out=out, plan=plan, runtime="ray", **how).status == "done"
     lines = [json.loads(line) for line in (out / "trajectories.jsonl").read_text().splitlines()]
@@ -72,21 +72,29 @@ def wanted(cluster, tmp_path_factory):
     return run(tmp_path_factory.mktemp("hf") / "run", "hf", "dp=1")
 
 
-def check_equal(found, wanted) -> None:
-    """The same tokens, rewards and ends, log-probabilities but for rounding."""
+def check_equal(found, wanted, *what: str) -> None:
+    """The same tokens, rewards and ends, log-probabilities but for rounding; and ``what`` else is said."""
     assert found[1] == wanted[1] and found[0].keys() == wanted[0].keys()
     for key, row in wanted[0].items():
         now = found[0][key]
-        for name in ("response_ids", "finish_reason", "rewards", "versions"):
+        for name in ("response_ids", "finish_reason", "rewards", *what):
             assert now[name] == row[name]
         assert now["rollout_logprobs"] == pytest.approx(row["rollout_logprobs"], abs=1e-4)
 
 
 @pytest.mark.parametrize("mesh", ["tp=2", "dp=2,tp=2"])
 def test_episodes_are_those_of_hf(wanted, tmp_path, mesh):
-    check_equal(run(tmp_path / "run", "vllm", mesh), wanted)
+    check_equal(run(tmp_path / "run", "vllm", mesh), wanted, "versions")
     assert not events(tmp_path / "run", "lost")
     assert json.loads((tmp_path / "run" / "run.json").read_text())["traffic"]["payload"] == 0
+
+
+def test_episodes_go_on_over_publishes(wanted, tmp_path):
+    """Of weights that each update leaves as they are: the tokens are those of `hf`, whatever version has drawn them."""
+    found = run(tmp_path / "run", "vllm", "tp=2", staleness=1, publish="interrupt")
+    check_equal(found, wanted)
+    versions = {number for row in found[0].values() for number in row["versions"]}
+    assert max(versions) > 0 and not events(tmp_path / "run", "lost")
 
 
 LOST = {
@@ -98,7 +106,7 @@ LOST = {
 @pytest.mark.parametrize(("who", "place"), [("engine", 1), ("rank", 1), ("engine", 0), ("rank", 0)])
 def test_who_is_lost_is_named_and_the_episodes_are_played(wanted, tmp_path, who, place):
     """In the midst of a rollout: both ranks are started again."""
-    check_equal(run(tmp_path / "run", "vllm", "tp=2", (who, place, int(signal.SIGKILL), 20)), wanted)
+    check_equal(run(tmp_path / "run", "vllm", "tp=2", (who, place, int(signal.SIGKILL), 20)), wanted, "versions")
     (lost,) = events(tmp_path / "run", "lost")
     assert re.search(LOST[who].format(1 + place), lost["text"], re.DOTALL), lost["text"]
     assert [event["text"] for event in events(tmp_path / "run", "renewed")] == ["ranks 1, 2"]

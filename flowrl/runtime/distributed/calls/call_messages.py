@@ -107,7 +107,6 @@ def _rank_call(
         if isinstance(item, WorkerGroup):
             if call.op.external:  # it is called there, row by row; other ops look at its weights
                 beside = item.beside()
-                assert not (beside and call.joins), "check and run refuse such a plan"
                 item.serves_rows |= bool(beside)
                 policies[item.name] = Serving(item.name, item.keepers, item.read_version(), call.joins, beside)
             return Named(item.name)

@@ -134,10 +134,9 @@ class MirroredEngine:
     answer with a checksum of them.
     """
 
-    publish_modes: Sequence[str] = ()  # weights come when no row runs
-
     def __init__(self, engine: Streams, team: TeamCalls) -> None:
         self._engine, self._team = engine, team
+        self.publish_modes: Sequence[str] = engine.publish_modes
         self._numbers: dict[int, list[int]] = {}  # of each call: as what the others know it
 
     def __getattr__(self, name: str) -> Any:

@@ -327,17 +327,9 @@ class Rank(Weights, Policies):
         return reply
 
     def move(self, route: str, source: tuple[str, bool], number: int | None, target: tuple[str, bool] | None) -> Any:
-        """Do this rank's part of moves of weights; rows that the target samples stand still from here on.
-
-        Rows that environments have asked for go on where publishes come in between. Else their calls are over: they
-        were asked for by a process that died.
-        """
+        """Do this rank's part of moves of weights; rows that the target samples stand still from here on."""
         if target is not None:
-            stream = self.stream_of(target)
-            if stream is None or not stream.follows:
-                self.end_rows(target)
-            if stream is not None:
-                stream.hold()
+            self.hold_rows(target)
             self.streams.pause(target)
         return super().move(route, source, number, target)
 
@@ -375,7 +367,7 @@ class Rank(Weights, Policies):
                 fix=f"Place both in one pool, with the same mesh and backend as '{named.name}'.",
             )
         if at.ranks == (self.number,) and not at.beside:
-            return self.follow(named.name) if at.follows else self.serving(named.name)
+            return self.follow(at) if at.follows else self.serving(named.name)
         return Policy(self, at)
 
     def _kept(self, call: RankCall, op: Op, result: Any, arguments: Mapping[str, Any], first: Fetch | None) -> Reply:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
 from ....batch import Column
@@ -20,6 +22,9 @@ from .mirrored_engine import MirroredEngine, TeamCalls, do_as_first, sampled_sum
 from .policy_rows import PATIENCE, PolicyRows
 from .rank_streams import RankStreams
 from .rank_weights import Key
+
+#: Seconds that who asks for rows waits for weights that a rank is about to have.
+OWED = 30.0
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -74,9 +79,17 @@ class Policies:
             return Failed.of(error)
 
     def mirror(self, key: Key, what: str, *asked: Any) -> int | Failed:
-        """Make a call of a policy as the first rank does that splits its engine; see :func:`do_as_first`."""
+        """Make a call of a policy as the first rank does that splits its engine; see :func:`do_as_first`.
+
+        Where publishes come in between it waits for one that is under way here.
+        """
         try:
-            return do_as_first(self.workers[key], what, asked)
+            stream = self.stream_of(key)
+            if what == "follow":
+                self._follow(key)
+                return self.workers[key].version
+            with stream.held() if stream is not None and stream.follows else nullcontext():
+                return do_as_first(self.workers[key], what, asked)
         except Exception as error:
             return Failed.of(error)
 
@@ -90,31 +103,66 @@ class Policies:
     ) -> Polled | Failed:
         """Have calls join the batch of a policy; see :meth:`PolicyRows.poll`."""
         try:
-            policy: Any = self.follow(at.name) if at.follows else self.serving(at.name)
-            here = policy.version
-            is_other = here < at.version if at.follows else here != at.version
-            if self.specs[self._serving_key(at.name)].serving and is_other:
-                raise WrongAnswer(f"the weights here are version {here}, and the call is for version {at.version}.")
-            polled = self._rows_of(at).poll(caller, asked, seconds, heard)
-            return (
-                replace(polled, version=policy.version, kept_cache=policy.stream.kept_cache) if at.follows else polled
-            )
+            rows = self._rows_of(at)
+            self._expect_version(at)
+            policy = self.follow(at) if at.follows else self.serving(at.name)
+            polled = rows.poll(caller, asked, seconds, heard)
+            if not at.follows:
+                return polled
+            kept_cache = self.stream_of(self._serving_key(at.name)).kept_cache
+            return replace(polled, version=policy.version, kept_cache=kept_cache)
         except Exception as error:
             return Failed.of(error)
 
-    def follow(self, name: str) -> Worker:
-        """Return a policy whose engine counts versions: publishes come while others ask it row by row."""
-        policy, stream = self.serving(name), self.stream_of(self._serving_key(name))
+    def _expect_version(self, at: Serving) -> None:
+        """Raise WrongAnswer where a call is for other weights than those here. Where publishes come in between, newer
+        ones are right, and older ones are those of a rank that was started anew in a publish: it is about to have them.
+        """
+        policy, ends = self.serving(at.name), monotonic() + OWED
+        if not self.specs[self._serving_key(at.name)].serving:
+            return
+        while at.follows and policy.version < at.version and monotonic() < ends:
+            sleep(0.005)
+        here = policy.version
+        if here < at.version if at.follows else here != at.version:
+            raise WrongAnswer(f"the weights here are version {here}, and the call is for version {at.version}.")
+
+    def follow(self, at: Serving) -> Worker:
+        """Return a policy whose engine counts versions: publishes come while others ask it row by row. Ranks that split
+        the engine do so from the same call on."""
+        key, team = self._serving_key(at.name), self._team_of(at)
+        self._follow(key, lambda here: here() if team is None else team.make("follow", here, [()] * len(team.others)))
+        return self.workers[key]
+
+    def _follow(self, key: Key, on_all: Callable[[Callable[[], Any]], Any] = lambda here: here()) -> None:
+        """Have the engine of a policy count versions, if it does not yet; ``on_all`` does the same on other ranks."""
+        stream = self.stream_of(key)
         assert stream is not None, "rows leave its engine one by one"
-        if not stream.follows:
-            with stream.held():
-                self.streams.share(self._serving_key(name), policy)
-                stream.follows = True
-        return policy
+        if stream.follows:
+            return
+        with stream.held():
+            on_all(lambda: self.streams.share(key, self.workers[key]))
+            stream.follows = True
+
+    def hold_rows(self, key: Key, others: Sequence[int] = ()) -> None:
+        """Have rows stand still that environments have here, as weights are about to come.
+
+        Where publishes do not come in between, they end: their calls are over, and who has asked for them has died. Of
+        ranks that split an engine the first one is asked before any of them takes weights, as it has the ``others``
+        make its calls too.
+        """
+        if others:
+            self._open_rows(key, others)
+        stream = self.stream_of(key)
+        if stream is None or not (stream.follows or stream.is_held):
+            self.end_rows(key)
+        if stream is not None:
+            stream.hold()
 
     def stream_of(self, key: Key) -> Any:
         """Return by what others ask a worker here row by row; None where nobody does."""
-        return getattr(self.workers.get(key), "stream", None)
+        rows = self._policy_rows.get(key)
+        return getattr(self.workers.get(key), "stream", None) if rows is None else rows.stream
 
     def abort_rows(self, at: Serving, caller: str, rows: Mapping[int, Iterable[int]], latest: int) -> list[SampledRow]:
         """End rows in the batch of a policy."""
@@ -146,23 +194,27 @@ class Policies:
         self._teams.clear()
 
     def _rows_of(self, at: Serving) -> PolicyRows:
-        key = self._serving_key(at.name)
+        return self._open_rows(self._serving_key(at.name), at.beside[self.number] if at.beside else ())
+
+    def _open_rows(self, key: Key, others: Sequence[int]) -> PolicyRows:
+        """Return the rows of a policy, whose engine this rank splits with ``others``, if any, as the first one."""
         with self._opening:
             if key not in self._policy_rows:
                 policy: Any = self.workers[key]
-                stream, team = policy.stream, self._team_of(at)
-                if team is not None:
+                stream, team = policy.stream, self._open_team(key, others)
+                if team is not None and stream is not None:
                     stream = stream.beside(MirroredEngine(policy.engine, team))
                 self._policy_rows[key] = PolicyRows(stream)
             return self._policy_rows[key]
 
     def _team_of(self, at: Serving) -> TeamCalls | None:
+        return self._open_team(self._serving_key(at.name), at.beside[self.number] if at.beside else ())
+
+    def _open_team(self, key: Key, others: Sequence[int]) -> TeamCalls | None:
         """Return what has calls of a policy made on all ranks that split its engine; None for one that is whole."""
-        if not at.beside:
+        if not others:
             return None
-        key = self._serving_key(at.name)
         with self._opening:
             if key not in self._teams:
-                others = at.beside[self.number]
-                self._teams[key] = TeamCalls(at.name, key, others, self.peers, self._team_turn)
+                self._teams[key] = TeamCalls(key[0], key, others, self.peers, self._team_turn)
             return self._teams[key]

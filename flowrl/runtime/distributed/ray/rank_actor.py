@@ -32,6 +32,7 @@ LANES = {
     "write_captured": "save",
     "set_aside": "move",
     "let_go": "move",
+    "hold_rows": "move",
     "connect": "move",
     "disconnect": "pull",
     "move": "move",
