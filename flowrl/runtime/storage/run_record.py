@@ -55,9 +55,9 @@ def configuration_of(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_checksum(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A record with the checksum of its contents, as its last entry."""
-    plain = {name: value for name, value in record.items() if name != "checksum"}
-    return {**plain, "checksum": _checksum(json.loads(json.dumps(plain)))}
+    """A record with the checksum of its contents, as its last entry: a copy, which no thread changes meanwhile."""
+    plain = json.loads(json.dumps({name: value for name, value in record.items() if name != "checksum"}))
+    return {**plain, "checksum": _checksum(plain)}
 
 
 def without_checksum(raw: bytes) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -21,11 +22,13 @@ from flowrl.placement.cost.work import Role, Workload
 from flowrl.placement.cost.worker_memory import reading, training
 from flowrl.placement.model.model_shape import ModelShape
 from flowrl.placement.plan.plan import Place, Plan
+from flowrl.runtime.driver.run_position import RunPosition
 from flowrl.runtime.local.executor import LocalExecutor
 from flowrl.runtime.storage.checkpoints import background_writer as writer
 from flowrl.runtime.storage.checkpoints import checkpoint_folder as checkpoint
 from flowrl.runtime.storage.checkpoints import snapshot
 from flowrl.runtime.storage.recorder import Recorder
+from flowrl.runtime.storage.run_record import with_checksum, without_checksum
 from flowrl.schedule.events import Memory
 
 ONE = Plan({"a": "cpu"})
@@ -71,6 +74,39 @@ def hold_files(monkeypatch, out: Path, until: int, then=lambda: None) -> list[in
 
     monkeypatch.setattr(snapshot, "write_shards", write_shards)
     return asked
+
+
+def test_a_manifest_is_of_that_moment_too(stale, tmp_path, monkeypatch):
+    """What metrics were seen, and the record of the run, change while the files are written."""
+    hold_files(monkeypatch, tmp_path / "run", until=3)
+    taken, written = [], []
+    record, write = RunPosition.record, checkpoint._write_manifest
+
+    def noted_record(position, *said):
+        found = record(position, *said)
+        taken.append(json.dumps(found))
+        return found
+
+    def noted_write(folder, manifest):
+        written.append(manifest)
+        return write(folder, manifest)
+
+    monkeypatch.setattr(RunPosition, "record", noted_record)
+    monkeypatch.setattr(checkpoint, "_write_manifest", noted_write)
+    run(stale, tmp_path / "run", checkpoint_every=2)
+    first = json.loads(taken[0])
+    assert first["seen"] and {name: written[0][name] for name in first} == first
+
+
+def test_a_checksum_is_that_of_what_is_written_whoever_changes_it_meanwhile():
+    class Grows(dict):
+        def items(self):
+            self["x"] = self.get("x", 0) + 1
+            return super().items()
+
+    grows = Grows(x=0)
+    raw = json.dumps(with_checksum({"a": grows, "b": 1})).encode()
+    assert without_checksum(raw) == {"a": {"x": 1}, "b": 1}
 
 
 class Broken(Exception):
