@@ -114,9 +114,10 @@ class Lines:
 
     def close(self) -> None:
         """Let go of the file; the next line opens it again."""
-        if self._handle is not None:
-            os.close(self._handle)
-            self._handle = None
+        with self._lock:
+            if self._handle is not None:
+                os.close(self._handle)
+                self._handle = None
 
     def _opened(self) -> int:
         if self._handle is None:

@@ -99,14 +99,14 @@ class Notes:
         make_headway()
         if self._file < 0:
             return 0
+        line = _written(row, time.time())
         with self._lock:
             self._count += 1
             place = heapq.heappop(self._free) if self._free else len(self._places)
             self._places[self._count] = place
-            number = self._count
-        with suppress(OSError):
-            os.pwrite(self._file, _written(row, time.time()), place * _LINE)
-        return number
+            with suppress(OSError):
+                os.pwrite(self._file, line, place * _LINE)
+            return self._count
 
     def end(self, number: int) -> None:
         """User code is done with a row, or nobody waits for it any more."""
@@ -136,10 +136,11 @@ class Notes:
             os._exit(1)
 
     def close(self) -> None:
-        """Let go of the file."""
-        if self._file >= 0:
-            self._close()
-            self._file = -1
+        """Let go of the file. Code that nobody waits for may end later, when its number is another file's."""
+        with self._lock:
+            if self._file >= 0:
+                self._close()
+                self._file = -1
 
 
 def at_work(folder: Path, name: str = f"{NAME}*") -> list[Row]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import threading
 from dataclasses import replace
 
 from hypothesis import given
@@ -61,3 +64,23 @@ def test_the_place_of_a_row_that_has_ended_is_taken_by_the_next_one(tmp_path):
     assert sorted(row.key for row in at_work(tmp_path)) == [(1, 0), (2, 0)]
     assert (tmp_path / "user_code.jsonl").stat().st_size == 2 * 1024
     notes.close()
+
+
+def test_a_note_that_comes_as_the_file_is_closed_goes_into_no_other_one(tmp_path):
+    """Code that nobody waits for ends when it likes."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(300):
+            notes = Notes(tmp_path)
+            number = notes.begin(Row("grpo", 0, "reward.score", (0, 0), "exact", ""))
+            late = threading.Thread(target=lambda notes=notes, number=number: (
+                notes.end(number), notes.begin(Row("grpo", 0, "reward.score", (1, 0), "exact", ""))))  # fmt: skip
+            late.start()
+            notes.close()
+            other = os.open(tmp_path / "another", os.O_RDWR | os.O_CREAT)  # it gets the number
+            late.join()
+            os.close(other)
+    finally:
+        sys.setswitchinterval(before)
+    assert (tmp_path / "another").stat().st_size == 0
