@@ -50,10 +50,13 @@ def _ended_if_it_hangs(item):
     pytest-timeout fails it by an error in the main thread. A test that catches it, or that waits as it fails, goes on,
     and a second attempt has no limit.
     """
-    marker = item.get_closest_marker("timeout")
-    usual = item.config.getoption("timeout") or item.config.getini("timeout")
+    marker, config = item.get_closest_marker("timeout"), item.config
+    asked = config.getoption("timeout")
+    usual = asked if asked is not None else os.environ.get("PYTEST_TIMEOUT", config.getini("timeout"))
     seconds = float(usual if marker is None else marker.args[0])
-    faulthandler.dump_traceback_later(seconds + GRACE, exit=True, file=item.config.stash[STDERR])
+    if not seconds or config.getoption("usepdb"):
+        return (yield)
+    faulthandler.dump_traceback_later(seconds + GRACE, exit=True, file=config.stash[STDERR])
     try:
         return (yield)
     finally:

@@ -44,6 +44,7 @@ class Stream:
         self._changed = threading.Condition()
         self._line: deque[object] = deque()  # those that wait for their turn with the engine; the first has it
         self._broken: BaseException | None = None
+        self.is_given_up = False  # a publish has failed: its weights may be written in part
         self._under_way: asyncio.Future[None] | None = None
         self.steps = 0  # so far
         self._holder = object()  # has the turn while the weights are written
@@ -108,7 +109,15 @@ class Stream:
 
     def let_go(self) -> None:
         """Go on; nothing where it is not held."""
+        self._leave_held(given_up=False)
+
+    def give_up(self) -> None:
+        """Have whoever waits fail, until :meth:`let_go`: weights that were to come do not."""
+        self._leave_held(given_up=True)
+
+    def _leave_held(self, *, given_up: bool) -> None:
         with self._changed:
+            self.is_given_up = given_up
             if self._holder in self._line:
                 self._line.remove(self._holder)
                 self._changed.notify_all()
@@ -138,6 +147,8 @@ class Stream:
         try:
             if mine and self._broken is not None:
                 raise RunError("The engine of this call has failed.") from self._broken
+            if mine and self.is_given_up:
+                raise RunError("The weights of this engine may be written in part: a publish has failed.")
             yield mine
         finally:
             with self._changed:

@@ -119,12 +119,11 @@ class WorkerGroup:
     def _hold_rows(self) -> None:
         """Have rows of environments stand still where ranks split an engine, before weights come to any of these: they
         make steps of them together. Those that ranks which died have asked for end."""
-        if beside := self.beside():
-            self.serves_rows = False
+        if self.spec.serving and (beside := self.beside()):
             held = self.client.send("hold_rows", {rank: (self.key, others) for rank, others in beside.items()})
             self.client.wait(held, f"{self.name}: rows that stand still")
 
-    def _end_rows(self) -> None:
+    def end_rows(self) -> None:
         """Have rows end that environments on ranks that died have asked for: ranks that split an engine make steps of
         them together, and are told next what each does by itself."""
         if self.serves_rows:
@@ -279,6 +278,7 @@ class WorkerGroup:
                     self.installing = self.owed
         except BaseException:
             self.stamp += 1  # they may be written in part
+            self.client.send("give_up_rows", dict.fromkeys(self.ranks, (self.key,)))
             raise
         finally:
             self.installing = self.owed = False
@@ -313,7 +313,6 @@ class WorkerGroup:
     @_loaded
     def take(self, staged: Staged, version: int, *, keep_cache: bool = False) -> None:
         """The same, once: whatever is lost meanwhile ends it."""
-        self._hold_rows()
         source = staged.group
         route = self.client.routes.find(source, self)
         moves, numbers = route.moves, route.numbers
@@ -322,6 +321,7 @@ class WorkerGroup:
         wanted = source.digest(staged.number, dtypes)
         into = {rank: self.key if rank in self.ranks else None for rank in numbers}
         asked = {rank: (route.name, source.key, staged.number, key) for rank, key in into.items()}
+        self._hold_rows()
         begun = self.client.send("move", asked)
         try:
             answers = self.client.wait(begun, what, lambda: self.client.routes.drop(source, self))
@@ -359,7 +359,7 @@ class WorkerGroup:
         return self._swap("onload", away=False)
 
     def _swap(self, method: str, *, away: bool) -> dict[int, int]:
-        self._end_rows()
+        self.end_rows()
         with self.client.order:
             if self.is_away == away:
                 return {}

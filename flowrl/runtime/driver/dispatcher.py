@@ -184,7 +184,8 @@ class Dispatcher:
         self.free()
         self.settle()
         failures = ((i, e) for i, e in self.failures if not isinstance(e, Skipped))
-        failed = sorted(failures, key=lambda f: (not isinstance(f[1], RankLost), f[0]))  # a loss explains the others
+        # A loss explains the others, and so does a publish that failed.
+        failed = sorted(failures, key=lambda f: (not isinstance(f[1], RankLost), f[0] != MOVE, f[0]))
         self.failures.clear()
         if not failed:  # what they waited for was told before, and caught by the program
             return None

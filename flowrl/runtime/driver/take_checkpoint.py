@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -67,7 +66,6 @@ class Checkpoints:
         }
         if (score := self._watches.score.take()) is not None:
             manifest["best"] = score
-        manifest = json.loads(json.dumps(manifest))  # as it is now: the run goes on while it is written
 
         def capture(after: int) -> checkpoint.Begun:
             return self._executor.capture(self._folder, manifest, point.live, after=after)

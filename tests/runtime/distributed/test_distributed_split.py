@@ -27,6 +27,7 @@ from flowrl.placement.cluster.cluster import Cluster
 from flowrl.placement.cluster.mesh import Mesh
 from flowrl.placement.plan.plan import Pipeline, Place, Plan, Pool
 from flowrl.runtime.distributed.executor import DistributedExecutor
+from flowrl.runtime.distributed.rank_process.rank import Rank
 from flowrl.runtime.distributed.rank_process.remote_stream import RemoteStream
 
 #: What the engine of each rank was asked, and with which error one fails: (rank, after so many steps of all its engines).
@@ -338,5 +339,35 @@ def test_ranks_that_die_as_episodes_go_on_over_publishes_are_started_again(tmp_p
     made = plan("tp=2", staleness=1, publish="interrupt")
     outcome, place = direct.run_direct(make_flow(), made, tmp_path / "run", kill=kill, save_models=False)
     assert outcome.status == "done" and place.ranks.restarted[:2] == [1, 2]
+    rows = json.loads((tmp_path / "run" / "run.json").read_text())["ledger"]["play"]["rows"]
+    assert rows["admitted"] == rows["trained"] == 3 * 4 * 2 and not rows["live"]
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("mesh", ["", "tp=2"])
+def test_a_publish_that_fails_while_episodes_wait_for_it_ends_the_run(tmp_path, monkeypatch, mesh):
+    """Their rows stand still for weights that do not come."""
+    written, count = Rank.weights_written, []
+
+    def fails(rank, key, version, *said, **how):
+        if key[1]:
+            count.append(version)
+        if key[1] and version == 2:
+            raise RunError("no memory for the weights.", fix="Nothing.")
+        return written(rank, key, version, *said, **how)
+
+    monkeypatch.setattr(Rank, "weights_written", fails)
+    with pytest.raises(RunError, match=r"no memory for the weights\."):
+        run(tmp_path / "run", plan(mesh, staleness=1, publish="interrupt"))
+    assert 2 in count
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("mesh", ["", "tp=2"])
+def test_after_going_back_episodes_are_played_again(tmp_path, mesh):
+    """The trainer is lost as it is trained, while episodes go on over publishes: all forget them."""
+    made = plan(mesh, staleness=1, publish="interrupt")
+    outcome, place = direct.run_direct(make_flow(), made, tmp_path / "run", kill=("run", 1, 0), save_models=False)
+    assert outcome.status == "done" and 0 in place.ranks.restarted
     rows = json.loads((tmp_path / "run" / "run.json").read_text())["ledger"]["play"]["rows"]
     assert rows["admitted"] == rows["trained"] == 3 * 4 * 2 and not rows["live"]

@@ -52,11 +52,16 @@ def metrics(out: Path) -> list[dict]:
 
 
 def plan(mesh: str, backend: str, *, generate: int = 0, **pipeline) -> Plan:
-    """The actor on a mesh of CPU ranks, which also generate unless there are ``generate`` others; rewards apart."""
+    """The actor on a mesh of CPU ranks, which also generate unless there are ``generate`` others; rewards apart.
+
+    The reference is split as the actor is where that is so by tp alone, and whole on the same ranks otherwise.
+    """
     train = Mesh.of(mesh)
     size = train.size + generate
     pools = {"train": Pool("train", devices=tuple(range(train.size))), "cpu": Pool("cpu", processes=1)}
     place: dict = {"actor": Place("train", train, backend), "reward": Place("cpu"), "ref": Place("train")}
+    if train["tp"] == train.size > 1:
+        place["ref"] = Place("train", train, backend)
     if generate:
         pools["rollout"] = Pool("rollout", devices=tuple(range(train.size, size)))
         place["actor"] = {"train": place["actor"], "generate": Place("rollout")}

@@ -86,10 +86,9 @@ class PolicyRows:
         ``heard``: by call and row how many tokens are known of rows that somebody listens to. Raises the error of a
         call that cannot go on, and what the engine raised, which is of no more use.
         """
+        self.expect_open(name)
         with self._changed:
             self._raise_failure()
-            if name in self._ended:
-                raise RunError("The policy has its turn again: rows that were asked for before are ended.")
             caller = self._callers.setdefault(name, _Caller(self.stream.steps))
         if asked:
             self._join(caller, asked)
@@ -134,6 +133,15 @@ class PolicyRows:
             self._ended.add(name)
             with suppress(RunError):  # an engine that has failed has no rows
                 self.leave(name, 0)
+
+    def expect_open(self, name: str) -> None:
+        """Raise RunError for somebody whose rows were ended by others."""
+        if name in self._ended:
+            raise RunError("The policy has its turn again: rows that were asked for before are ended.")
+
+    def renew(self) -> None:
+        """Begin anew: what has failed is over."""
+        self._broken = None
 
     def _join(self, caller: _Caller, asked: Sequence[Asked]) -> None:
         begun: Sequence[OpenCall] = ()

@@ -115,11 +115,13 @@ class Rank(Weights, Policies):
     def forget(self) -> None:
         """Let go of all objects, of rows that are sampled and of staged weights, and read the journals again."""
         self.objects.clear()
-        for stream in filter(None, map(self.stream_of, self.workers)):
+        streams = list(filter(None, map(self.stream_of, self.workers)))
+        for stream in streams:
             stream.let_go()
-            stream.follows = stream.kept_cache = False
         self.streams.forget()
         self.end_rows(None)
+        for stream in streams:
+            stream.follows = stream.kept_cache = False
         self._captured.clear()
         self.forget_weights()
         if self._journal is not None:

@@ -24,7 +24,7 @@ from .rank_streams import RankStreams
 from .rank_weights import Key
 
 #: Seconds that who asks for rows waits for weights that a rank is about to have.
-OWED = 30.0
+OWED = 600.0
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -104,6 +104,7 @@ class Policies:
         """Have calls join the batch of a policy; see :meth:`PolicyRows.poll`."""
         try:
             rows = self._rows_of(at)
+            rows.expect_open(caller)
             self._expect_version(at)
             policy = self.follow(at) if at.follows else self.serving(at.name)
             polled = rows.poll(caller, asked, seconds, heard)
@@ -118,10 +119,11 @@ class Policies:
         """Raise WrongAnswer where a call is for other weights than those here. Where publishes come in between, newer
         ones are right, and older ones are those of a rank that was started anew in a publish: it is about to have them.
         """
-        policy, ends = self.serving(at.name), monotonic() + OWED
-        if not self.specs[self._serving_key(at.name)].serving:
+        key, ends = self._serving_key(at.name), monotonic() + OWED
+        policy, stream = self.workers[key], self.stream_of(key)
+        if not self.specs[key].serving:
             return
-        while at.follows and policy.version < at.version and monotonic() < ends:
+        while at.follows and policy.version < at.version and not stream.is_given_up and monotonic() < ends:
             sleep(0.005)
         here = policy.version
         if here < at.version if at.follows else here != at.version:
@@ -151,13 +153,18 @@ class Policies:
         ranks that split an engine the first one is asked before any of them takes weights, as it has the ``others``
         make its calls too.
         """
-        if others:
+        if others and self.stream_of(key) is not None:
             self._open_rows(key, others)
         stream = self.stream_of(key)
         if stream is None or not (stream.follows or stream.is_held):
             self.end_rows(key)
         if stream is not None:
             stream.hold()
+
+    def give_up_rows(self, key: Key) -> None:
+        """Have rows fail that stand still for weights which do not come: who waits for them would do so for ever."""
+        if (stream := self.stream_of(key)) is not None:
+            stream.give_up()
 
     def stream_of(self, key: Key) -> Any:
         """Return by what others ask a worker here row by row; None where nobody does."""
@@ -201,8 +208,8 @@ class Policies:
         with self._opening:
             if key not in self._policy_rows:
                 policy: Any = self.workers[key]
-                stream, team = policy.stream, self._open_team(key, others)
-                if team is not None and stream is not None:
+                stream: Any = policy.stream
+                if (team := self._open_team(key, others)) is not None:
                     stream = stream.beside(MirroredEngine(policy.engine, team))
                 self._policy_rows[key] = PolicyRows(stream)
             return self._policy_rows[key]

@@ -33,6 +33,7 @@ LANES = {
     "set_aside": "move",
     "let_go": "move",
     "hold_rows": "move",
+    "give_up_rows": "pull",
     "connect": "move",
     "disconnect": "pull",
     "move": "move",

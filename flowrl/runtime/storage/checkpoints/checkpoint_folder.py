@@ -85,7 +85,8 @@ def begin(
     except BaseException:
         take_away(part)
         raise
-    return Begun(folder, number, {"format": FORMAT, **manifest, **said}, captured)
+    now = json.loads(json.dumps({"format": FORMAT, **manifest, **said}))  # the run goes on while it is written
+    return Begun(folder, number, now, captured)
 
 
 def _capture(
