@@ -171,7 +171,8 @@ def stale() -> str:
         by_loss.setdefault(run["loss"], []).append(run)
     least, most = min(map(len, by_loss.values())), max(map(len, by_loss.values()))
     seeds = f"{most} seeds" if least == most else f"{least} to {most} seeds"
-    lines = [f"{seeds}, {record['steps']} steps, learning rate {record['lr']:g}.", ""]
+    falls = ", which falls to 0" if record.get("falling") else ""
+    lines = [f"{seeds}, {record['steps']} steps, learning rate {record['lr']:g}{falls}.", ""]
     lines += ["| loss | reward at the end, by seed | mean | age of the rows |", "|---|---|---|---|"]
     for loss, runs in by_loss.items():
         lasts, age = [run["last"] for run in runs], sum(run["lag"] for run in runs) / len(runs)
