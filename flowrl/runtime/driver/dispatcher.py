@@ -184,8 +184,7 @@ class Dispatcher:
         self.free()
         self.settle()
         failures = ((i, e) for i, e in self.failures if not isinstance(e, Skipped))
-        # A loss explains the others, and so does a publish that failed.
-        failed = sorted(failures, key=lambda f: (not isinstance(f[1], RankLost), f[0] != MOVE, f[0]))
+        failed = sorted(failures, key=_explains)
         self.failures.clear()
         if not failed:  # what they waited for was told before, and caught by the program
             return None
@@ -558,6 +557,16 @@ class Dispatcher:
         if scheduled.rowwise and not call.groups:
             call.parts = [None] * self.scheme.setup.chunks
         return scheduled
+
+
+def _explains(failure: tuple[int, BaseException]) -> tuple[bool, bool, int]:
+    """Where a failure stands among those of a step: a loss explains the others, and a publish those that waited for it.
+
+    A loss is told best by the call that met it, as others meet a rank that was ended since.
+    """
+    number, error = failure
+    lost = isinstance(error, RankLost)
+    return not lost, number != MOVE and not lost, number
 
 
 def _is_own(call: Call) -> bool:
