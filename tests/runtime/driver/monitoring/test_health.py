@@ -136,7 +136,7 @@ def test_no_run_that_learned_has_a_reward_that_fell():
 
 
 def test_of_runs_on_stale_rows_those_without_a_correction_are_told_of():
-    told = [run["loss"] for run in recorded("stale.json") if rings("reward", run["curve"])]
+    told = [run["loss"] for run in recorded("stale_100_steps.json") if rings("reward", run["curve"])]
     assert told == ["uncorrected"] * 4, "of five; one was well again soon"
 
 
