@@ -103,7 +103,7 @@ class DistributedExecutor(OpenGroups):
     def start(self, call: Call, chunk: int, worker: WorkerGroup | None, arguments: Mapping[str, Any]) -> PendingCall:
         """Send a call to the ranks of its worker, or to where its rows are; returns what waits for it."""
         if call.streams and worker is not None:
-            self.client.retry(worker.end_rows)
+            self.client.retry(worker.end_rows)  # ranks would end them as they begin, which a publish may hold up
             engine = self._share(worker)
             return StreamedCallOnRanks(self.client, call, worker, to_remote(arguments), engine, chunk)
         return start_call(self.client, call, worker, arguments)

@@ -363,11 +363,12 @@ def test_a_publish_that_fails_while_episodes_wait_for_it_ends_the_run(tmp_path, 
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.parametrize("kill", [("run", 1, 0), ("sums", 1, 0), ("sums", 2, 0), ("sums", 4, 0)])
 @pytest.mark.parametrize("mesh", ["", "tp=2"])
-def test_after_going_back_episodes_are_played_again(tmp_path, mesh):
-    """The trainer is lost as it is trained, while episodes go on over publishes: all forget them."""
+def test_after_going_back_episodes_are_played_again(tmp_path, mesh, kill):
+    """The trainer is lost as it is trained, or in a publish that episodes wait for: all forget them."""
     made = plan(mesh, staleness=1, publish="interrupt")
-    outcome, place = direct.run_direct(make_flow(), made, tmp_path / "run", kill=("run", 1, 0), save_models=False)
+    outcome, place = direct.run_direct(make_flow(), made, tmp_path / "run", kill=kill, save_models=False)
     assert outcome.status == "done" and 0 in place.ranks.restarted
     rows = json.loads((tmp_path / "run" / "run.json").read_text())["ledger"]["play"]["rows"]
     assert rows["admitted"] == rows["trained"] == 3 * 4 * 2 and not rows["live"]

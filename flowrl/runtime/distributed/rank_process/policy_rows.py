@@ -86,9 +86,9 @@ class PolicyRows:
         ``heard``: by call and row how many tokens are known of rows that somebody listens to. Raises the error of a
         call that cannot go on, and what the engine raised, which is of no more use.
         """
-        self.expect_open(name)
         with self._changed:
             self._raise_failure()
+            self.expect_open(name)
             caller = self._callers.setdefault(name, _Caller(self.stream.steps))
         if asked:
             self._join(caller, asked)
@@ -140,7 +140,8 @@ class PolicyRows:
             raise RunError("The policy has its turn again: rows that were asked for before are ended.")
 
     def renew(self) -> None:
-        """Begin anew: what has failed is over."""
+        """End the rows of all, and what has failed: the run goes back to a checkpoint."""
+        self.end()
         self._broken = None
 
     def _join(self, caller: _Caller, asked: Sequence[Asked]) -> None:

@@ -119,7 +119,7 @@ class Rank(Weights, Policies):
         for stream in streams:
             stream.let_go()
         self.streams.forget()
-        self.end_rows(None)
+        self.renew_rows()
         for stream in streams:
             stream.follows = stream.kept_cache = False
         self._captured.clear()

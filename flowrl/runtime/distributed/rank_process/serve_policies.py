@@ -179,14 +179,19 @@ class Policies:
         """End all rows of somebody in the batch of a policy."""
         return self._rows_of(at).leave(caller, latest)
 
-    def end_rows(self, key: Key | None) -> None:
-        """End what is left in the batch of a worker that has its turn again, or of all for None.
+    def end_rows(self, key: Key) -> None:
+        """End what is left in the batch of a worker that has its turn again.
 
         Calls that ask a policy are over by then: these rows were asked for by a process that died. Of ranks that split
         an engine the first one has them end on all; the others do nothing by themselves.
         """
-        for each in [rows for of, rows in list(self._policy_rows.items()) if key in (of, None)]:
-            each.end()
+        if (rows := self._policy_rows.get(key)) is not None:
+            rows.end()
+
+    def renew_rows(self) -> None:
+        """End what is left in all batches, with what has failed there: the run goes back to a checkpoint."""
+        for rows in list(self._policy_rows.values()):
+            rows.renew()
 
     def serving(self, name: str) -> Worker:
         """Return the copy of a worker that serves."""
@@ -201,7 +206,7 @@ class Policies:
         self._teams.clear()
 
     def _rows_of(self, at: Serving) -> PolicyRows:
-        return self._open_rows(self._serving_key(at.name), at.beside[self.number] if at.beside else ())
+        return self._open_rows(self._serving_key(at.name), self._others(at))
 
     def _open_rows(self, key: Key, others: Sequence[int]) -> PolicyRows:
         """Return the rows of a policy, whose engine this rank splits with ``others``, if any, as the first one."""
@@ -215,7 +220,11 @@ class Policies:
             return self._policy_rows[key]
 
     def _team_of(self, at: Serving) -> TeamCalls | None:
-        return self._open_team(self._serving_key(at.name), at.beside[self.number] if at.beside else ())
+        return self._open_team(self._serving_key(at.name), self._others(at))
+
+    def _others(self, at: Serving) -> Sequence[int]:
+        """Return the ranks with which this one, as the first, splits the engine of a policy."""
+        return at.beside[self.number] if at.beside else ()
 
     def _open_team(self, key: Key, others: Sequence[int]) -> TeamCalls | None:
         """Return what has calls of a policy made on all ranks that split its engine; None for one that is whole."""

@@ -223,7 +223,7 @@ def test_rows_of_an_environment_that_died_end_on_all_ranks_as_the_first_one_ends
     asked_alike(peers)
     assert {each for each in peers.calls[before:] if each[1] != "poll"} == {(1, "mirror")}
     asked = len(peers.calls)
-    peers.ranks[0].end_rows(None)
+    peers.ranks[0].renew_rows()
     assert not [each for each in peers.calls[asked:] if each[1] == "mirror"], "nothing is left"
 
 

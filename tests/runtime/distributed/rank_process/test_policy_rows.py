@@ -125,3 +125,24 @@ def test_an_engine_that_breaks_tells_all():
             rows.poll(name, [asked(2, 1)], WAIT)
     rows.end()
     assert rows._callers == {}
+
+
+def test_what_waited_for_a_publish_that_failed_is_told_and_over_once_the_run_has_gone_back():
+    engine = Gated()
+    rows = PolicyRows(engine.stream)
+    rows.poll("a", [asked(1, 1, tokens=200)], 0)
+    engine.stream.hold()
+    waiting = threading.Timer(0.05, engine.stream.give_up)
+    waiting.start()
+    with pytest.raises(RunError, match="a publish has failed"):
+        rows.poll("a", [], WAIT)
+    waiting.join()
+    with pytest.raises(RunError, match="a publish has failed"):
+        rows.poll("b", [], WAIT)
+    engine.stream.let_go()
+    rows.renew()
+    assert not engine.running()
+    with pytest.raises(RunError, match="rows that were asked for before are ended"):
+        rows.poll("a", [asked(2, 1)], WAIT)
+    (row,) = rows.poll("c", [asked(1, 2)], WAIT).rows
+    assert len(row.ids) == 5
