@@ -83,8 +83,9 @@ class Lines:
         It is done when the next line comes.
         """
         assert size <= self.size, "a file is not made longer by a cut"
-        self.close()
-        self.size, self._tail = size, None if tail is None else TailChecksum(*tail, size)
+        with self._lock:
+            self._let_go()
+            self.size, self._tail = size, None if tail is None else TailChecksum(*tail, size)
 
     def settle(self) -> None:
         """Do what waits for the next line: leave out what was cut off."""
@@ -96,9 +97,10 @@ class Lines:
         """Leave out lines that are no JSON records."""
         with self.path.open("rb") as file:
             kept = [raw for raw in file if _record(raw) is not None]
-        self.close()
-        replace_file(self.path, b"".join(kept))
-        self.size, self._tail = sum(map(len, kept)), None
+        with self._lock:
+            self._let_go()
+            replace_file(self.path, b"".join(kept))
+            self.size, self._tail = sum(map(len, kept)), None
 
     def tail(self) -> TailChecksum:
         """The checksum of the last lines; those that this process has not written are read once."""
@@ -115,9 +117,12 @@ class Lines:
     def close(self) -> None:
         """Let go of the file; the next line opens it again."""
         with self._lock:
-            if self._handle is not None:
-                os.close(self._handle)
-                self._handle = None
+            self._let_go()
+
+    def _let_go(self) -> None:
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
 
     def _opened(self) -> int:
         if self._handle is None:

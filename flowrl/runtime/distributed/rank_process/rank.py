@@ -31,7 +31,6 @@ from ...local.run_op import run_op
 from ...storage.checkpoints.snapshot import Copies, capture_state, reserve_memory
 from ...storage.checkpoints.state_files import StateFiles, read_record
 from ...storage.disk import Checksum, write_tensors
-from ...storage.journal import Journal
 from ...transfer.plan_moves import holdings
 from ...values.process_memory import MemoryProbe
 from ...values.remote_batch import DRIVER, Kind, bytes_of, column_bytes, oldest_of, sizes_of
@@ -40,6 +39,7 @@ from ...values.rows_to_fetch import Fetch, Take, assemble
 from ..protocol import Advanced, Failed, Named, RankCall, RankConfig, Reply, unopened
 from ..told_tokens import ToldTokens
 from .peers import Elsewhere, Peers, Policy
+from .rank_journal import RankJournal
 from .rank_streams import RankStreams
 from .rank_weights import Weights, Written, everybody
 from .serve_policies import Policies
@@ -63,7 +63,7 @@ class Rank(Weights, Policies):
         Policies.__init__(self)
         self.number, self.pool, self.config, self.peers = number, pool, config, peers
         self.objects: dict[int, Batch] = {}
-        self._journal: Journal | None = None
+        self._journal = RankJournal(Path(config.folder) / f"journal.{pool}.{number}.jsonl")
         self._tokenizers = config.tokenizers()
         self._copies: dict[tuple[str, bool], Copies] = {}  # of the state of workers, for checkpoints
         self._captured: dict[int, Callable[[], Mapping[str, Checksum]]] = {}  # what is still to be written
@@ -124,9 +124,7 @@ class Rank(Weights, Policies):
             stream.follows = stream.kept_cache = False
         self._captured.clear()
         self.forget_weights()
-        if self._journal is not None:
-            self._journal.close()
-            self._journal = None
+        self._journal.forget()
 
     def program_starts(self, key: tuple[str, bool]) -> tuple[int, bool, int]:
         """A program starts: its optimizer begins anew."""
@@ -298,7 +296,7 @@ class Rank(Weights, Policies):
                 call.into,
                 call.info,
                 place=call.journal,
-                journal=lambda: self.journal(call.journal_since),
+                journal=lambda: self._journal.get(call.journal_since),
                 notes=self._notes,
                 warn=self._now.warnings.append,
             )
@@ -395,18 +393,9 @@ class Rank(Weights, Policies):
         found = {"check": _check(result, digests), "digests": (digests.fields, digests.rows)} if call.keep else {}
         return Reply(None, keys, alike, kinds, sizes, size, oldest, column=column, **found)
 
-    def journal(self, since: Mapping[str, int]) -> Journal:
-        """The journal of this rank; it knows what all ranks of the run have written from these parts on."""
-        if self._journal is None:
-            folder = Path(self.config.folder)
-            path = folder / f"journal.{self.pool}.{self.number}.jsonl"
-            self._journal = Journal(path, beside="journal*.jsonl", since=since)
-        return self._journal
-
     def sync(self) -> None:
         """Have the disk hold the journal."""
-        if self._journal is not None:
-            self._journal.sync()
+        self._journal.sync()
 
     # -- checkpoints ------------------------------------------------------------------------------------------------
 
