@@ -59,7 +59,8 @@ class Plain:
         self.device = device
         torch.manual_seed(0)
         about = AutoConfig.for_model(**config)
-        self.model = AutoModelForCausalLM.from_config(about, dtype=torch.float32, attn_implementation="sdpa").to(device)
+        with torch.device(device):  # drawn there: on a CPU it takes longer than all that is measured
+            self.model = AutoModelForCausalLM.from_config(about, dtype=torch.float32, attn_implementation="sdpa")
         self.adamw = torch.optim.AdamW(self.model.parameters(), lr=lr, weight_decay=0.0, fused=True)
 
     def autocast(self) -> Any:

@@ -1,6 +1,6 @@
 """The megatron engine on CUDA: fused layers, sequence, context and expert parallel, bfloat16 with a distributed optimizer.
 
-Needs one device per rank (two to four) and NCCL. Without Transformer Engine the plain layers are tested, and what needs
+Needs one device per rank (one to four) and NCCL. Without Transformer Engine the plain layers are tested, and what needs
 it is skipped. ``python -m pytest tests/backends/test_megatron_gpu.py -s`` prints the largest differences to the hf engine.
 """
 
@@ -89,6 +89,8 @@ def compare(rank, count, store, kind, axes, dtype, folder):
 
 
 LAYOUTS = [
+    ("llama", {}, False),
+    ("qwen3-moe", {}, False),
     ("llama", {"tp": 2}, False),
     ("qwen2", {"pp": 2}, False),
     ("llama", {"dp": 2}, False),

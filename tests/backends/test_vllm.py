@@ -214,6 +214,8 @@ BEFORE, OTHERS, OTHER = (
     "the weights came whole, and vLLM computes with others in",
     "other numbers",
 )
+#: On a device a tied head is the embedding itself, and blocks of the cache have 16 tokens in place of 128.
+TIED, BLOCKS = ("", 1) if DEVICE == "cpu" else (", lm_head.weight", 13)
 FOUND = {
     "stale head": (OTHERS, f"{BEFORE}: lm_head.weight."),
     "nothing loaded": (OTHERS, f"in 27 of 27 that were looked at. {BEFORE}: "),
@@ -239,11 +241,11 @@ FOUND = {
     "scaled": (OTHERS, f"{OTHER}: model.layers.0.mlp.down_proj.weight."),
     "not a number": (OTHERS, "not finite: model.layers.0.mlp.down_proj.weight."),
     "old norm": (OTHERS, f"{BEFORE}: model.layers.1.input_layernorm.weight."),
-    "old embedding": (OTHERS, f"{BEFORE}: model.embed_tokens.weight."),
+    "old embedding": (OTHERS, f"{BEFORE}: model.embed_tokens.weight{TIED}."),
     "old half of q, k and v": (OTHERS, f"{BEFORE} in a part: model.layers.0.self_attn.q_proj.weight"),
     "other positions": ("each weight that was looked at is as it was published, and vLLM computes something else",),
     "cache kept": ("the prefix cache could not be emptied",),
-    "cache said to be empty": ("the prefix cache still has 1 blocks of keys and values of the weights before",),
+    "cache said to be empty": (f"the prefix cache still has {BLOCKS} blocks of keys and values of the weights before",),
 }
 
 
