@@ -324,12 +324,14 @@ class StreamedCall:
     @property
     def is_over(self) -> bool:
         """Whether all of its rows have been handed out."""
-        return not (self._ready or self._left or self._error)
+        with self._stream._changed:  # a row that has ended is in neither place for a moment
+            return not (self._ready or self._left or self._error)
 
     @property
     def open(self) -> int:
         """How many of its rows have not been handed out."""
-        return len(self._left) + len(self._ready)
+        with self._stream._changed:
+            return len(self._left) + len(self._ready)
 
     def _has_news(self) -> bool:
         return bool(self._ready or self._error)
@@ -344,18 +346,20 @@ class StreamedCall:
 
     def _more(self) -> bool:
         """Whether the iteration goes on; a call that is over is forgotten."""
-        if self._ready or self._left or self._error:
+        if not self.is_over:
             return True
         self._stream._forget(self.number)
         return False
 
     def _is_settled(self) -> bool:
         """Whether there is something to give, or nothing more comes."""
-        return bool(self._ready or self._error or not self._left)
+        with self._stream._changed:
+            return bool(self._ready or self._error or not self._left)
 
     def _next(self) -> list[SampledRow]:
-        if self._ready:
-            return [self._ready.popleft()]
+        with self._stream._changed:
+            if self._ready:
+                return [self._ready.popleft()]
         if self._error is not None:
             self._stream._forget(self.number)
             raise self._error

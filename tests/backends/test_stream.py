@@ -229,6 +229,41 @@ def test_many_threads_share_the_steps():
     assert found == alone and engine.steps == 5
 
 
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda call: [row.row for row in call] == [0],
+        lambda call: call.sampled().ids.lengths.tolist() == [2],
+        lambda call: not call.is_over,
+        lambda call: call.open == 1,
+    ],
+    ids=["iterated", "sampled", "is over", "open"],
+)
+def test_a_row_that_the_step_of_another_hands_over_is_not_missed(look):
+    """It was in no place for a moment: whoever looked then took the call for over, and went on without the row."""
+    engine, under_way, looked = FakeEngine(stop=()), threading.Event(), threading.Event()
+    call = submitted(engine, [(3,)], tokens=2)
+
+    class Left(set):
+        def discard(self, row):
+            super().discard(row)
+            under_way.set()
+            looked.wait(0.2)  # somebody looks now, unless they wait
+
+    def step():
+        while engine.running():
+            engine.stream.step()
+
+    call._left = Left(call._left)
+    steps = threading.Thread(target=step)
+    steps.start()
+    assert under_way.wait(WAIT)
+    found = look(call)
+    looked.set()
+    steps.join(WAIT)
+    assert found
+
+
 def test_tasks_share_the_steps_and_each_goes_on_when_its_row_has_ended():
     engine, order = FakeEngine(stop=(), token_seconds=1.0), []
 
