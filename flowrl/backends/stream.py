@@ -180,7 +180,8 @@ class Stream:
 
     def _miss(self) -> None:
         """Raise RunError where rows are waited for that the engine does not have."""
-        lost = [f"{number}.{row}" for number, call in self._calls.items() for row in sorted(call._left)]
+        calls = list(self._calls.items())  # others hand out rows meanwhile, and forget calls that are over
+        lost = [f"{number}.{row}" for number, call in calls for row in sorted(call._left)]
         if lost:
             raise RunError(f"{type(self.engine).__name__} has lost rows (call.row): {', '.join(lost[:20])}.")
 

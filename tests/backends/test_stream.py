@@ -162,6 +162,26 @@ def test_rows_that_an_engine_loses_are_named():
         call.sampled()
 
 
+def test_rows_are_looked_for_while_another_thread_hands_some_out():
+    """The calls were gone through as one was forgotten, which left an engine that has lost nothing of no use."""
+    engine, found = FakeEngine(stop=()), []
+    first, second = submitted(engine, tokens=2), submitted(engine, tokens=2)
+    while engine.running():
+        engine.stream.step()
+
+    class Left(set):
+        def __iter__(self):
+            taking = threading.Thread(target=lambda: found.extend(second))
+            taking.start()
+            taking.join(WAIT)
+            return super().__iter__()
+
+    first._left = Left(first._left)
+    engine.stream.step()  # there is none to make any more
+    assert len(found) == len(list(first)) == 2 and engine.stream._calls == {}
+    assert len(list(submitted(engine, tokens=2))) == 2
+
+
 def test_a_publish_that_fails_leaves_an_engine_of_no_use():
     engine = FakeEngine(stop=())
     call = submitted(engine, tokens=5)
