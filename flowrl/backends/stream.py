@@ -96,11 +96,13 @@ class Stream:
 
     def hold(self) -> None:
         """Stop between two tokens, until :meth:`let_go`: whoever waits for a turn waits for that. One holds it, and may
-        do so again."""
+        do so again. Raises RunError where it is let go, or given up, before it stands still."""
         with self._changed:
             if self._holder not in self._line:
                 self._line.append(self._holder)
-            self._changed.wait_for(lambda: self._line[0] is self._holder)
+            self._changed.wait_for(lambda: not self.is_held or self._line[0] is self._holder)
+            if not self.is_held:
+                raise RunError("The rows of this engine go on: nobody waits any more for them to stand still.")
 
     @property
     def is_held(self) -> bool:

@@ -380,3 +380,38 @@ def test_nobody_makes_a_step_while_a_stream_is_held():
     with engine.stream.held():
         assert len(engine.stream._line) == 1
     assert len(list(submitted(engine, tokens=2))) == 2
+
+
+@pytest.mark.parametrize("end", [Stream.give_up, Stream.let_go], ids=["given up", "let go"])
+def test_who_waits_for_a_stream_to_stand_still_does_so_no_more_once_it_is_let_go(end):
+    """A publish that failed elsewhere left the thread of the next ones in the line, in which it had no place."""
+    under_way, go, found = threading.Event(), threading.Event(), []
+
+    class Slow(FakeEngine):
+        def step(self):
+            under_way.set()
+            assert go.wait(WAIT)
+            return super().step()
+
+    def hold():
+        with pytest.raises(RunError, match="nobody waits any more"):
+            engine.stream.hold()
+        found.append("told")
+
+    engine = Slow(stop=())
+    call = submitted(engine, tokens=2)
+    steps = threading.Thread(target=engine.stream.step)
+    steps.start()
+    assert under_way.wait(WAIT)
+    holds = threading.Thread(target=hold)
+    holds.start()
+    while not engine.stream.is_held:
+        holds.join(0.001)
+    end(engine.stream)
+    holds.join(5)
+    told = list(found)
+    go.set()
+    steps.join(WAIT)
+    assert told == ["told"]
+    engine.stream.let_go()
+    assert len(list(call)) == 2
