@@ -92,6 +92,7 @@ class PolicyRows:
             caller = self._callers.setdefault(name, _Caller(self.stream.steps))
         if asked:
             self._join(caller, asked)
+            self._leave_with(name, caller)
         with self._changed:
             if seconds and not self._is_served(caller):
                 self._wait(caller, seconds)
@@ -153,6 +154,16 @@ class PolicyRows:
                 caller.calls |= {a.number: call for a, call in zip(asked, begun, strict=False)}
                 caller.latest = max(caller.latest, *(a.number for a in asked))
                 self._changed.notify_all()
+
+    def _leave_with(self, name: str, caller: _Caller) -> None:
+        """End what has joined for somebody whose rows were ended meanwhile: nobody would ask for it."""
+        with self._changed:
+            if self._callers.get(name) is caller:
+                return
+            calls = list(caller.calls.values())
+            caller.calls.clear()
+        self.stream.leave(calls)
+        self.expect_open(name)
 
     def _raise_failure(self) -> None:
         """Raise what the engine has failed with."""

@@ -103,6 +103,33 @@ def test_rows_of_a_process_that_died_are_ended():
     assert engine.running() == [] and rows.poll("other", [asked(1, 3)], 0).open == 1
 
 
+def test_rows_that_join_as_those_of_a_process_that_died_are_ended_end_too():
+    """They went on for nobody, beside those of whoever came next, and were there as the weights changed."""
+    joining, go, said = threading.Event(), threading.Event(), []
+
+    class Slow(Gated):
+        def submit(self, request):
+            joining.set()
+            assert go.wait(WAIT)
+            return super().submit(request)
+
+    def poll():
+        with pytest.raises(RunError, match="rows that were asked for before are ended"):
+            rows.poll("died", [asked(1, 1, 2, tokens=50)], 0)
+        said.append("ended")
+
+    engine = Slow()
+    rows = PolicyRows(engine.stream)
+    late = threading.Thread(target=poll)
+    late.start()
+    assert joining.wait(WAIT)
+    rows.end()
+    go.set()
+    late.join(WAIT)
+    assert engine.running() == [] and said == ["ended"] and rows._callers == {}
+    assert len(rows.poll("other", [asked(1, 3)], WAIT).rows) == 1
+
+
 def test_a_call_that_cannot_go_on_fails_alone_once_its_rows_are_there():
     engine = Gated()
     engine.table[6] = float("nan")
