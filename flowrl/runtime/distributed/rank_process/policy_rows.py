@@ -73,6 +73,7 @@ class PolicyRows:
         self._thread: threading.Thread | None = None
         self._broken: BaseException | None = None
         self._ended: set[str] = set()  # those whose rows somebody else has ended
+        self._renewed = 0  # how often; a step that was begun before one fails nobody after it
 
     def poll(
         self,
@@ -143,7 +144,8 @@ class PolicyRows:
     def renew(self) -> None:
         """End the rows of all, and what has failed: the run goes back to a checkpoint."""
         self.end()
-        self._broken = None
+        with self._changed:
+            self._broken, self._renewed = None, self._renewed + 1
 
     def _join(self, caller: _Caller, asked: Sequence[Asked]) -> None:
         begun: Sequence[OpenCall] = ()
@@ -218,9 +220,12 @@ class PolicyRows:
                 if not self._changed.wait_for(self._is_wanted, LINGER):
                     self._thread = None
                     return
+                renewed, failed = self._renewed, None
             try:
                 self.stream.step()
             except BaseException as error:  # told to all that wait
-                self._broken = error
+                failed = error
             with self._changed:
+                if failed is not None and renewed == self._renewed:
+                    self._broken = failed
                 self._changed.notify_all()
