@@ -242,7 +242,7 @@ class DistributedExecutor(OpenGroups):
 
     def memory(self) -> Mapping[str, ProcessMemory]:
         """Return the memory of the driver, and what each rank had when it answered last."""
-        known = self.client.memory
+        known = dict(self.client.memory)  # ranks that are gone for good are taken out by the thread that finds it
         return {"driver": self._probe.look(), **{f"rank {rank}": known[rank] for rank in sorted(known)}}
 
     def record(self) -> Mapping[str, Any]:
