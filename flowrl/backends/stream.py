@@ -96,11 +96,13 @@ class Stream:
 
     def hold(self) -> None:
         """Stop between two tokens, until :meth:`let_go`: whoever waits for a turn waits for that. One holds it, and may
-        do so again."""
+        do so again. Raises RunError where it is let go, or given up, before it stands still."""
         with self._changed:
             if self._holder not in self._line:
                 self._line.append(self._holder)
-            self._changed.wait_for(lambda: self._line[0] is self._holder)
+            self._changed.wait_for(lambda: not self.is_held or self._line[0] is self._holder)
+            if not self.is_held:
+                raise RunError("The rows of this engine go on: nobody waits any more for them to stand still.")
 
     @property
     def is_held(self) -> bool:
@@ -180,7 +182,8 @@ class Stream:
 
     def _miss(self) -> None:
         """Raise RunError where rows are waited for that the engine does not have."""
-        lost = [f"{number}.{row}" for number, call in self._calls.items() for row in sorted(call._left)]
+        calls = list(self._calls.items())  # others hand out rows meanwhile, and forget calls that are over
+        lost = [f"{number}.{row}" for number, call in calls for row in sorted(call._left)]
         if lost:
             raise RunError(f"{type(self.engine).__name__} has lost rows (call.row): {', '.join(lost[:20])}.")
 
@@ -324,12 +327,14 @@ class StreamedCall:
     @property
     def is_over(self) -> bool:
         """Whether all of its rows have been handed out."""
-        return not (self._ready or self._left or self._error)
+        with self._stream._changed:  # a row that has ended is in neither place for a moment
+            return not (self._ready or self._left or self._error)
 
     @property
     def open(self) -> int:
         """How many of its rows have not been handed out."""
-        return len(self._left) + len(self._ready)
+        with self._stream._changed:
+            return len(self._left) + len(self._ready)
 
     def _has_news(self) -> bool:
         return bool(self._ready or self._error)
@@ -344,18 +349,20 @@ class StreamedCall:
 
     def _more(self) -> bool:
         """Whether the iteration goes on; a call that is over is forgotten."""
-        if self._ready or self._left or self._error:
+        if not self.is_over:
             return True
         self._stream._forget(self.number)
         return False
 
     def _is_settled(self) -> bool:
         """Whether there is something to give, or nothing more comes."""
-        return bool(self._ready or self._error or not self._left)
+        with self._stream._changed:
+            return bool(self._ready or self._error or not self._left)
 
     def _next(self) -> list[SampledRow]:
-        if self._ready:
-            return [self._ready.popleft()]
+        with self._stream._changed:
+            if self._ready:
+                return [self._ready.popleft()]
         if self._error is not None:
             self._stream._forget(self.number)
             raise self._error

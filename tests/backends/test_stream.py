@@ -162,6 +162,26 @@ def test_rows_that_an_engine_loses_are_named():
         call.sampled()
 
 
+def test_rows_are_looked_for_while_another_thread_hands_some_out():
+    """The calls were gone through as one was forgotten, which left an engine that has lost nothing of no use."""
+    engine, found = FakeEngine(stop=()), []
+    first, second = submitted(engine, tokens=2), submitted(engine, tokens=2)
+    while engine.running():
+        engine.stream.step()
+
+    class Left(set):
+        def __iter__(self):
+            taking = threading.Thread(target=lambda: found.extend(second))
+            taking.start()
+            taking.join(WAIT)
+            return super().__iter__()
+
+    first._left = Left(first._left)
+    engine.stream.step()  # there is none to make any more
+    assert len(found) == len(list(first)) == 2 and engine.stream._calls == {}
+    assert len(list(submitted(engine, tokens=2))) == 2
+
+
 def test_a_publish_that_fails_leaves_an_engine_of_no_use():
     engine = FakeEngine(stop=())
     call = submitted(engine, tokens=5)
@@ -227,6 +247,41 @@ def test_many_threads_share_the_steps():
     for thread in threads:
         thread.join(WAIT)
     assert found == alone and engine.steps == 5
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda call: [row.row for row in call] == [0],
+        lambda call: call.sampled().ids.lengths.tolist() == [2],
+        lambda call: not call.is_over,
+        lambda call: call.open == 1,
+    ],
+    ids=["iterated", "sampled", "is over", "open"],
+)
+def test_a_row_that_the_step_of_another_hands_over_is_not_missed(look):
+    """It was in no place for a moment: whoever looked then took the call for over, and went on without the row."""
+    engine, under_way, looked = FakeEngine(stop=()), threading.Event(), threading.Event()
+    call = submitted(engine, [(3,)], tokens=2)
+
+    class Left(set):
+        def discard(self, row):
+            super().discard(row)
+            under_way.set()
+            looked.wait(0.2)  # somebody looks now, unless they wait
+
+    def step():
+        while engine.running():
+            engine.stream.step()
+
+    call._left = Left(call._left)
+    steps = threading.Thread(target=step)
+    steps.start()
+    assert under_way.wait(WAIT)
+    found = look(call)
+    looked.set()
+    steps.join(WAIT)
+    assert found
 
 
 def test_tasks_share_the_steps_and_each_goes_on_when_its_row_has_ended():
@@ -325,3 +380,38 @@ def test_nobody_makes_a_step_while_a_stream_is_held():
     with engine.stream.held():
         assert len(engine.stream._line) == 1
     assert len(list(submitted(engine, tokens=2))) == 2
+
+
+@pytest.mark.parametrize("end", [Stream.give_up, Stream.let_go], ids=["given up", "let go"])
+def test_who_waits_for_a_stream_to_stand_still_does_so_no_more_once_it_is_let_go(end):
+    """A publish that failed elsewhere left the thread of the next ones in the line, in which it had no place."""
+    under_way, go, found = threading.Event(), threading.Event(), []
+
+    class Slow(FakeEngine):
+        def step(self):
+            under_way.set()
+            assert go.wait(WAIT)
+            return super().step()
+
+    def hold():
+        with pytest.raises(RunError, match="nobody waits any more"):
+            engine.stream.hold()
+        found.append("told")
+
+    engine = Slow(stop=())
+    call = submitted(engine, tokens=2)
+    steps = threading.Thread(target=engine.stream.step)
+    steps.start()
+    assert under_way.wait(WAIT)
+    holds = threading.Thread(target=hold)
+    holds.start()
+    while not engine.stream.is_held:
+        holds.join(0.001)
+    end(engine.stream)
+    holds.join(5)
+    told = list(found)
+    go.set()
+    steps.join(WAIT)
+    assert told == ["told"]
+    engine.stream.let_go()
+    assert len(list(call)) == 2

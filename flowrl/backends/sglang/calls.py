@@ -41,6 +41,7 @@ class Calls:
         self._events: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
         self._asked: dict[int, list[AskedRow]] = {}  # by call under way: its rows as they were sent
         self._streams: dict[int, Stream] = {}
+        self._closed = False
         self._lock = threading.Lock()
         self._heard = time.monotonic()
 
@@ -77,6 +78,8 @@ class Calls:
             stream = self.client.stream("/generate", body)
             with self._lock:
                 self._streams[call] = stream
+                if self._closed:  # the server had not begun to answer until then
+                    stream.close()
             for said in stream:
                 self._events.put((call, said))
             self._events.put((call, None))
@@ -246,6 +249,6 @@ class Calls:
         self._asked.clear()
         self.rows.clear()
         with self._lock:
-            streams: Mapping[int, Stream] = dict(self._streams)
+            self._closed, streams = True, dict(self._streams)
         for stream in streams.values():
             stream.close()

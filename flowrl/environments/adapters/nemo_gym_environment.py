@@ -68,7 +68,7 @@ class NeMoGymEnvironment(PackageRollouts):
         """Play an episode with the server, and return what it gives."""
         row = json.loads(task.row["entry"])
         conversation = _Conversation(task, row, ResourcesServer(self.url, seconds=self.timeout))
-        task.session.at_end.append(conversation.cut_off)
+        task.session.at_end(conversation.cut_off)
         return conversation.play(steps=self._has_steps)
 
     def open(self, opening: Opening) -> None:

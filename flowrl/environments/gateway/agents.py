@@ -82,7 +82,7 @@ def run_program(command: Sequence[str], task: Task) -> str:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
 
-    task.session.at_end.append(end)
+    task.session.at_end(end)
     out, err = process.communicate(json.dumps(dict(task.row), default=str))
     if process.returncode:
         raise RuntimeError(f"{command[0]} ended with {process.returncode}: {err.strip()[-1000:]}")

@@ -63,7 +63,7 @@ class Gateway:
         session = Session()
         with self._lock:
             self._sessions[session.token] = session
-        session.at_end.append(lambda: self._forget(session.token))
+        session.at_end(lambda: self._forget(session.token))
         return session
 
     def close(self) -> None:

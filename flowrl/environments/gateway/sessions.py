@@ -108,8 +108,8 @@ class Session:
     """What one agent does: its calls in their order, then its end. ``token`` is its key."""
 
     token: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
-    at_end: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])  # run as it is closed
     responses: OrderedDict[str, list[Any]] = field(default_factory=OrderedDict[str, list[Any]], repr=False)
+    _at_end: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
     _calls: deque[ModelCall] = field(default_factory=deque[ModelCall])
     _ended: Ended | None = None
     _closed: str = ""
@@ -198,8 +198,16 @@ class Session:
             self._calls.clear()
         for call in calls:
             call.refuse(Refused(410, why))
-        for end in self.at_end:
+        for end in self._at_end:
             end()
+
+    def at_end(self, end: Callable[[], None]) -> None:
+        """Run something as it is closed; at once where it is."""
+        with self._lock:
+            if not self._closed:
+                self._at_end.append(end)
+                return
+        end()
 
     def _wake(self) -> None:
         if self._taker is None:

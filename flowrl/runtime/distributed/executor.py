@@ -111,7 +111,8 @@ class DistributedExecutor(OpenGroups):
     def engine_steps(self, name: str) -> dict[int, tuple[int, bool]]:
         """Return by rank how many steps its engine has made for calls that share it, and whether rows run."""
         engine = self._shared.get(name)
-        return {} if engine is None else {rank: (steps, engine.samples(rank)) for rank, steps in engine.steps.items()}
+        steps = {} if engine is None else dict(engine.steps)  # the thread of its pool goes on
+        return {} if engine is None else {rank: (made, engine.samples(rank)) for rank, made in steps.items()}
 
     def hold_engines(self, name: str, steps: Mapping[int, int] | None) -> None:
         """Have the engines of a worker make no more than so many steps in all; None: as many as they like."""
@@ -242,7 +243,7 @@ class DistributedExecutor(OpenGroups):
 
     def memory(self) -> Mapping[str, ProcessMemory]:
         """Return the memory of the driver, and what each rank had when it answered last."""
-        known = self.client.memory
+        known = dict(self.client.memory)  # ranks that are gone for good are taken out by the thread that finds it
         return {"driver": self._probe.look(), **{f"rank {rank}": known[rank] for rank in sorted(known)}}
 
     def record(self) -> Mapping[str, Any]:

@@ -321,11 +321,11 @@ class RankClient:
         ``together``: the ranks of the pool compute together, and are lost with it: where there are others, of these.
         """
         rank = self.stand_in(rank)
-        where, pool = self.link.where, self.pool_of(rank)
+        node, pool = {at: there["node"] for at, there in list(self.link.where.items())}, self.pool_of(rank)
         others = [other for other in self.all_ranks if other != rank]
 
         def far(other: int) -> tuple[bool, bool, bool, int]:
-            same, mine = where[other]["node"] == where[rank]["node"], self.pool_of(other) == pool
+            same, mine = node.get(other) == node.get(rank), self.pool_of(other) == pool  # one may go for good meanwhile
             return together and mine, same, not mine, (other - rank) % (max(self.all_ranks) + 1)
 
         return min(others, key=far, default=None)

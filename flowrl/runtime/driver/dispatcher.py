@@ -97,8 +97,8 @@ class Dispatcher:
         home = {*scheme.home, NO_POOL} if scheme.home else ()  # ranks do all calls, also those without a pool
         self._pools = Pools(Everywhere() if eager else home, self._changed)
         self._driver = threading.current_thread()
-        self._issued: dict[int, Call] = {}  # not done yet
-        self._since: dict[int, float] = {}  # when what runs was begun
+        self._issued: dict[int, Call] = {}  # not done yet; threads take theirs out, so others go through a copy
+        self._since: dict[int, float] = {}  # when what runs was begun; the same
         self._queued = 0  # what was handed to threads and is not begun
         self._resting: set[str] = set()  # pools whose rows stand still
         self._closing = False
@@ -158,7 +158,7 @@ class Dispatcher:
     def runs_own_ops_alone(self) -> bool:
         """Whether something runs, and all of it are moves of weights and ops of flowrl's own."""
         with self._changed:
-            calls = [self._issued.get(number) for number in self._since]
+            calls = [self._issued.get(number) for number in list(self._since)]
             return bool(self._since) and all(call is None or _is_own(call) for call in calls)
 
     def waits(self) -> tuple[list[dict[str, Any]], float]:
@@ -170,12 +170,14 @@ class Dispatcher:
                 {**node._asdict(), "since": self._since.get(node.id), "at": self._line(node.id)}
                 for node in self.machine.unfinished()
             ]
-            return found, max([perf_counter() - self._quiet_since, *(now - s for s in self._since.values())])
+            since = list(self._since.values())
+            return found, max([perf_counter() - self._quiet_since, *(now - begun for begun in since)])
 
     def prompts_under_way(self) -> set[int]:
         """Return the prompts whose rows calls are at that are not done, or that were made and nobody has taken yet."""
         with self._changed:
-            refs = [maker(value.ref) for call in self._issued.values() for value in call.values]
+            calls = list(self._issued.values())  # some may end meanwhile
+            refs = [maker(value.ref) for call in calls for value in call.values]
             known = [ref.result.keys for ref in refs if isinstance(ref.result, (Batch, RemoteBatch))]
             return {key[0] for keys in (*known, *self.exchanged.keys()) for key in keys}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
@@ -51,6 +52,7 @@ class Progress:
         self.quiet = quiet
         self.console = Console(file=cast("TextIO", _Heedless(sys.stderr)), soft_wrap=True)
         self._live: Live | None = None
+        self._counting = threading.Lock()  # what steps have come to: the live display is drawn in a thread of its own
         self._program, self._steps, self._step = "", None, 0
         self._opening, self._opened = "", set[str]()
         self._recent: deque[dict[str, Any]] = deque(maxlen=20)
@@ -87,19 +89,21 @@ class Progress:
         self._opening = ""
         if self._recent and not self.quiet:
             self._say()
-        self._program, self._steps, self._step = program, steps, done
-        self._recent.clear()
-        self._spent.clear()
-        self._calls.clear()
+        with self._counting:
+            self._program, self._steps, self._step = program, steps, done
+            self._recent.clear()
+            self._spent.clear()
+            self._calls.clear()
         self._said = time.monotonic()
 
     def step(self, line: Mapping[str, Any], timings: Sequence[Timing]) -> None:
         """A step has committed."""
-        self._step += 1
-        self._recent.append(dict(line))
-        for timing in timings:
-            self._spent[timing.node] += timing.end - timing.start
-            self._calls[timing.node] += 1
+        with self._counting:
+            self._step += 1
+            self._recent.append(dict(line))
+            for timing in timings:
+                self._spent[timing.node] += timing.end - timing.start
+                self._calls[timing.node] += 1
         if self.quiet or self._live is not None:
             return
         if time.monotonic() - self._said >= EVERY:
@@ -151,6 +155,10 @@ class Progress:
             self._recent.clear()
 
     def _table(self) -> Group:
+        with self._counting:
+            return self._drawn()
+
+    def _drawn(self) -> Group:
         figures = Table.grid(padding=(0, 2))
         for name, value in self._figures()[:12]:
             figures.add_row(Text(name, style="dim"), value)

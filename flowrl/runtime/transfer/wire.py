@@ -59,6 +59,7 @@ class Wire:
     ) -> None:
         self.me, self.size, self.timeout, self.broken, self._wanted = me, size, timeout, "", wanted
         self._under_way: WeakSet[Sending] = WeakSet()
+        self._noting = threading.Lock()  # what is under way: it is gone through by whoever closes the wire
         self.store: Any = None
         self._gloo: Any = None
         self._nccl: Any = None
@@ -110,7 +111,9 @@ class Wire:
         """End it, from any thread. What is on the way is given up, here and at the other ends, and so is every wait."""
         self.broken = self.broken or why
         gloo, nccl, self._gloo, self._nccl, self.store = self._gloo, self._nccl, None, None, None
-        for sending in list(self._under_way):
+        with self._noting:
+            under_way = list(self._under_way)
+        for sending in under_way:
             sending.give_up()
         if gloo is not None:
             _hang_up(gloo, self.me, self.size)
@@ -138,7 +141,8 @@ class Wire:
         except AttributeError:  # closed by another thread since we looked
             work = RuntimeError(self.broken)
         sending = Sending(work, tensor, polled=direct)
-        self._under_way.add(sending)
+        with self._noting:
+            self._under_way.add(sending)
         if self.broken:
             sending.give_up()
         return sending

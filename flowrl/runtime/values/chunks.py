@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 from ...batch import Batch, Column
@@ -13,7 +14,8 @@ NOTHING = object()  # the part of a chunk that no prompt fell into
 
 
 class Cutter:
-    """Which chunk each prompt belongs to, the same one for everything in a step: prompts in order, evenly.
+    """Which chunk each prompt belongs to, the same one for everything in a step: prompts in order, evenly. Any thread
+    may cut.
 
     >>> cutter = Cutter(2)
     >>> cutter.assign(0, [7, 8, 9]); cutter.of(0, 9)
@@ -23,13 +25,15 @@ class Cutter:
     def __init__(self, chunks: int) -> None:
         self.chunks = chunks
         self._piece: dict[int, dict[int, int]] = {}  # step, uid
+        self._lock = threading.Lock()
 
     def assign(self, step: int, uids: list[int]) -> None:
         """Give prompts that are new to a step their chunks."""
-        known = self._piece.setdefault(step, {})
-        fresh = [uid for uid in uids if uid not in known]
-        for place, uid in enumerate(fresh):
-            known[uid] = place * self.chunks // len(fresh)
+        with self._lock:
+            known = self._piece.setdefault(step, {})
+            fresh = [uid for uid in uids if uid not in known]
+            for place, uid in enumerate(fresh):
+                known[uid] = place * self.chunks // len(fresh)
 
     def of(self, step: int, uid: int) -> int:
         """Return the chunk of a prompt."""
@@ -37,8 +41,9 @@ class Cutter:
 
     def forget(self, before: int) -> None:
         """Let go of steps that are over."""
-        for step in [s for s in self._piece if s < before]:
-            del self._piece[step]
+        with self._lock:
+            for step in [s for s in self._piece if s < before]:
+                del self._piece[step]
 
     def cut(self, step: int, batch: Batch | RemoteBatch) -> list[Any]:
         """Return a batch in chunks; those without a row are NOTHING, unless the batch has none at all."""

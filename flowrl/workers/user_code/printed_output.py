@@ -27,9 +27,10 @@ class Printed:
         with self._lock:
             shown, before = text[: max(0, self._left)], self._left
             self._left -= len(text)
+            is_too_much = before >= 0 > self._left
         if shown:
             plain(shown)
-        if before >= 0 > self._left:
+        if is_too_much:
             token = _CALL.set(None)  # what is said of it is shown
             try:
                 row = PRINTING.get() or self._row()

@@ -18,6 +18,7 @@ import flowrl as fl
 from flowrl import rl
 from flowrl.batch import CallInfo
 from flowrl.environments import AgentEnvironment, reward
+from flowrl.environments.gateway.agents import Task, run_program
 from flowrl.environments.gateway.requests import Refused
 from flowrl.environments.gateway.responses import with_whole_input
 from flowrl.environments.gateway.sessions import Session
@@ -355,6 +356,15 @@ messages += [said["choices"][0]["message"], {"role": "user", "content": "d"}]
 again = ask(os.environ["ANTHROPIC_BASE_URL"] + "/v1/messages", "x-api-key", {"messages": messages, "max_tokens": 9})
 print(again["content"][0]["text"] + "|", end="")
 """
+
+
+def test_a_program_that_is_started_as_its_episode_ends_is_ended_too():
+    """It was left to run: what ends the programs of an episode had been gone through before it was told of."""
+    session = Session()
+    session.close("the episode of this session is over")
+    task = Task({"prompt": "ab"}, 7, "http://127.0.0.1:1/v1", session.token, session)
+    with pytest.raises(RuntimeError, match="ended with -9"):
+        run_program([sys.executable, "-c", "import time; time.sleep(20)"], task)
 
 
 def test_a_program_is_an_agent_and_may_speak_both_protocols():

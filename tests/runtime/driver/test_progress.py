@@ -4,11 +4,13 @@ import contextlib
 import io
 import os
 import sys
+import threading
 
 import pytest
 from rich.console import Console
 
 from flowrl.runtime.driver.progress import Progress
+from flowrl.runtime.values.step_records import Timing
 
 
 @pytest.fixture
@@ -94,3 +96,29 @@ def test_a_display_that_nobody_can_read_any_more_ends_nothing(monkeypatch, lost)
     monkeypatch.undo()
     with contextlib.suppress(OSError):
         stream.close()
+
+
+def test_a_step_that_commits_as_the_live_display_is_drawn_does_not_end_it(shown):
+    """Its thread ended with an error of Python's about what it went through, on the terminal, and the display stood."""
+
+    def step():
+        shown.step({"step": 1, "seconds": 1.0, "loss": 0.5}, [Timing("rl.ppo", 1, "", 0.0, 0.25, 4, 8)])
+
+    class Drawn(int):
+        """A figure that is read as a step commits in another thread, unless that has to wait."""
+
+        def __float__(self):
+            if committing.ident is None:
+                committing.start()
+                committing.join(0.2)
+            return float(int(self))
+
+    committing = threading.Thread(target=step)
+    shown.quiet = True
+    for loss in (1, Drawn(2)):
+        shown.step({"step": 0, "seconds": 1.0, "loss": loss}, [Timing("actor.update", 0, "", 0.0, 0.5, 4, 8)])
+    shown.console.print(shown._table())
+    committing.join(10)
+    assert "actor.update" in text(shown) and "loss" in text(shown)
+    shown.console.print(shown._table())
+    assert "rl.ppo" in text(shown)

@@ -8,6 +8,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from weakref import WeakSet
 
 import pytest
 import torch
@@ -78,6 +79,36 @@ def test_closing_from_another_thread_ends_a_wait_at_both_ends(what):
     assert time.monotonic() - start < 5
     with pytest.raises(RunError, match="of no more use: rank 1 is lost"):
         one.receive(torch.zeros(1), 1)
+    two.close()
+
+
+def test_a_message_that_begins_as_another_thread_closes_its_wire_keeps_it_from_nothing():
+    """What was under way was gone through as it came: the wire was not closed, and both ends waited on."""
+    one, two = wires(2)
+    gloo, under_way, go = one._gloo, threading.Event(), threading.Event()
+
+    class Slow:
+        def recv(self, *args):
+            under_way.set()
+            assert go.wait(10)
+            return gloo.recv(*args)
+
+    class UnderWay(WeakSet):
+        def __iter__(self):
+            for sending in super().__iter__():
+                go.set()
+                late.join(0.2)
+                yield sending
+
+    waits = begun(lambda: one.receive(torch.zeros(4), 1).wait(60))
+    other = begun(lambda: two.receive(torch.zeros(4), 0).wait(60))
+    one._gloo, one._under_way = Slow(), UnderWay(one._under_way)
+    late = threading.Thread(target=lambda: one.receive(torch.zeros(4), 1))
+    late.start()
+    assert under_way.wait(10)
+    one.close("rank 1 is lost")
+    late.join(10)
+    assert waits() != "through" and "closed by peer" in other()
     two.close()
 
 

@@ -76,7 +76,8 @@ class Lineage:
 
     def note_copy(self, id: int, rank: int) -> None:
         """Note that another rank has an object too."""
-        self._copies[id] = rank
+        with self._lock:
+            self._copies[id] = rank
 
     def copy_of(self, id: int) -> int | None:
         """Return the rank that has an object too; None where there is none."""
@@ -101,7 +102,8 @@ class Lineage:
 
     def note_remade(self, objects: Mapping[int, int]) -> None:
         """Note that objects are there again: number, and rank."""
-        self._remade |= objects
+        with self._lock:
+            self._remade |= objects
 
     def missing(self, wanted: Any) -> Iterator[tuple[int, int]]:
         """Yield the objects among those that arguments ask for that are gone, as (rank, number)."""
@@ -114,8 +116,9 @@ class Lineage:
 
     def forget(self) -> None:
         """Forget all objects: they are gone, and nobody will ask for them."""
-        for known in (self._recipes, self._gone, self._remade, self._copies, self._dropped):
-            known.clear()
+        with self._lock:
+            for known in (self._recipes, self._gone, self._remade, self._copies, self._dropped):
+                known.clear()
 
 
 def stored_in(arguments: Any) -> tuple[Stored, ...]:

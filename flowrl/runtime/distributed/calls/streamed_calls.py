@@ -161,7 +161,8 @@ class StreamedCallOnRanks(CallOnRanks):
 
 
 class EngineOnRanks:
-    """The engines of a worker's ranks, which calls share. One thread uses it: that of the pool.
+    """The engines of a worker's ranks, which calls share. One thread uses it, that of the pool; others ask how far the
+    engines are, and whether rows run.
 
     ``calls`` are those that are not over, by number. ``on_kept`` is told in words of rows that go on elsewhere.
     """
@@ -185,7 +186,7 @@ class EngineOnRanks:
 
     def _unanswered(self) -> Iterator[tuple[StreamedCallOnRanks, int, _Part]]:
         """Yield the parts of calls that are not over, and whose they are."""
-        for call in self.calls.values():
+        for call in list(self.calls.values()):  # in a replay the driver looks on too
             yield from ((call, rank, part) for rank, part in call.parts.items() if part.answer is None)
 
     @property

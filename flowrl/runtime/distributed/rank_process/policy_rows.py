@@ -73,6 +73,7 @@ class PolicyRows:
         self._thread: threading.Thread | None = None
         self._broken: BaseException | None = None
         self._ended: set[str] = set()  # those whose rows somebody else has ended
+        self._renewed = 0  # how often; a step that was begun before one fails nobody after it
 
     def poll(
         self,
@@ -92,6 +93,7 @@ class PolicyRows:
             caller = self._callers.setdefault(name, _Caller(self.stream.steps))
         if asked:
             self._join(caller, asked)
+            self._leave_with(name, caller)
         with self._changed:
             if seconds and not self._is_served(caller):
                 self._wait(caller, seconds)
@@ -142,7 +144,8 @@ class PolicyRows:
     def renew(self) -> None:
         """End the rows of all, and what has failed: the run goes back to a checkpoint."""
         self.end()
-        self._broken = None
+        with self._changed:
+            self._broken, self._renewed = None, self._renewed + 1
 
     def _join(self, caller: _Caller, asked: Sequence[Asked]) -> None:
         begun: Sequence[OpenCall] = ()
@@ -153,6 +156,16 @@ class PolicyRows:
                 caller.calls |= {a.number: call for a, call in zip(asked, begun, strict=False)}
                 caller.latest = max(caller.latest, *(a.number for a in asked))
                 self._changed.notify_all()
+
+    def _leave_with(self, name: str, caller: _Caller) -> None:
+        """End what has joined for somebody whose rows were ended meanwhile: nobody would ask for it."""
+        with self._changed:
+            if self._callers.get(name) is caller:
+                return
+            calls = list(caller.calls.values())
+            caller.calls.clear()
+        self.stream.leave(calls)
+        self.expect_open(name)
 
     def _raise_failure(self) -> None:
         """Raise what the engine has failed with."""
@@ -207,9 +220,12 @@ class PolicyRows:
                 if not self._changed.wait_for(self._is_wanted, LINGER):
                     self._thread = None
                     return
+                renewed, failed = self._renewed, None
             try:
                 self.stream.step()
             except BaseException as error:  # told to all that wait
-                self._broken = error
+                failed = error
             with self._changed:
+                if failed is not None and renewed == self._renewed:
+                    self._broken = failed
                 self._changed.notify_all()

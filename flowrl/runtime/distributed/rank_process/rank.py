@@ -330,6 +330,9 @@ class Rank(Weights, Policies):
         """Do this rank's part of moves of weights; rows that the target samples stand still from here on."""
         if target is not None:
             self.hold_rows(target)
+            if route not in self.routes:  # it was given up, or the run goes back: nobody lets the rows go on any more
+                self.leave_rows(target)
+                raise RunError(f"nobody waits any more for the moves {route}.")
             self.streams.pause(target)
         return super().move(route, source, number, target)
 

@@ -166,6 +166,11 @@ class Policies:
         if (stream := self.stream_of(key)) is not None:
             stream.give_up()
 
+    def leave_rows(self, key: Key) -> None:
+        """Have rows go on as before :meth:`hold_rows`: those of a publish that was given up fail."""
+        if (stream := self.stream_of(key)) is not None:
+            stream.give_up() if stream.is_given_up else stream.let_go()
+
     def stream_of(self, key: Key) -> Any:
         """Return by what others ask a worker here row by row; None where nobody does."""
         rows = self._policy_rows.get(key)

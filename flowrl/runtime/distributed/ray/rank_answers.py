@@ -160,7 +160,8 @@ class RankAnswers:
 
     def _ask(self) -> Asked:
         """Ask all ranks whether they are there, but for those that are being started."""
-        there = {rank: handle for rank, handle in self._handles.items() if rank not in self.starting}
+        known = list(self._handles.items())  # another thread may take up ranks that arrive, or let go of some
+        there = {rank: handle for rank, handle in known if rank not in self.starting}
         return Asked(time.monotonic(), {h.pull.remote("alive"): (rank, h) for rank, h in there.items()})
 
     def headway(self) -> dict[int, Headway]:

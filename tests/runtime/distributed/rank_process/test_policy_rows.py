@@ -9,6 +9,7 @@ import torch
 from policy_ranks import WAIT, Gated, beside
 
 import flowrl as fl
+from flowrl.backends.stream import Stream
 from flowrl.errors import FlowError, RunError
 from flowrl.runtime.distributed.protocol import Asked
 from flowrl.runtime.distributed.rank_process import policy_rows
@@ -103,6 +104,33 @@ def test_rows_of_a_process_that_died_are_ended():
     assert engine.running() == [] and rows.poll("other", [asked(1, 3)], 0).open == 1
 
 
+def test_rows_that_join_as_those_of_a_process_that_died_are_ended_end_too():
+    """They went on for nobody, beside those of whoever came next, and were there as the weights changed."""
+    joining, go, said = threading.Event(), threading.Event(), []
+
+    class Slow(Gated):
+        def submit(self, request):
+            joining.set()
+            assert go.wait(WAIT)
+            return super().submit(request)
+
+    def poll():
+        with pytest.raises(RunError, match="rows that were asked for before are ended"):
+            rows.poll("died", [asked(1, 1, 2, tokens=50)], 0)
+        said.append("ended")
+
+    engine = Slow()
+    rows = PolicyRows(engine.stream)
+    late = threading.Thread(target=poll)
+    late.start()
+    assert joining.wait(WAIT)
+    rows.end()
+    go.set()
+    late.join(WAIT)
+    assert engine.running() == [] and said == ["ended"] and rows._callers == {}
+    assert len(rows.poll("other", [asked(1, 3)], WAIT).rows) == 1
+
+
 def test_a_call_that_cannot_go_on_fails_alone_once_its_rows_are_there():
     engine = Gated()
     engine.table[6] = float("nan")
@@ -146,3 +174,25 @@ def test_what_waited_for_a_publish_that_failed_is_told_and_over_once_the_run_has
         rows.poll("a", [asked(2, 1)], WAIT)
     (row,) = rows.poll("c", [asked(1, 2)], WAIT).rows
     assert len(row.ids) == 5
+
+
+def test_a_step_that_fails_as_the_run_goes_back_fails_nobody_after_that():
+    """What it had met was kept after it had been forgotten: whoever asked next was told of it for ever."""
+    under_way, go = threading.Event(), threading.Event()
+
+    class Late(Stream):
+        def step(self):
+            if under_way.is_set():
+                return super().step()
+            under_way.set()
+            assert go.wait(WAIT)
+            raise RunError("a publish has failed")
+
+    rows = PolicyRows(Late(Gated()))
+    rows.poll("a", [asked(1, 1, tokens=200)], 0.001)
+    assert under_way.wait(WAIT)
+    thread = rows._thread
+    rows.renew()
+    go.set()
+    thread.join(WAIT)
+    assert len(rows.poll("b", [asked(1, 2)], WAIT).rows) == 1

@@ -1,0 +1,40 @@
+"""What a server of SGLang answers is read in threads, which end with the engine."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, cast
+
+from flowrl.backends.sglang.calls import Calls
+
+WAIT = 60  # seconds, far more than any of this takes
+
+
+def test_an_answer_that_begins_after_the_engine_was_closed_is_not_read():
+    """It was read to its end: a server that is not the run's own went on with rows of which nobody knew any more."""
+    asked, answers, closed = threading.Event(), threading.Event(), threading.Event()
+
+    class Answer:
+        def __iter__(self):
+            assert closed.wait(1), "it is read to its end"
+            raise ConnectionError("the connection ended")
+
+        def close(self) -> None:
+            closed.set()
+
+    class Busy:
+        """A client of a server that has no place for the rows yet."""
+
+        def stream(self, path: str, body: Any) -> Answer:
+            asked.set()
+            assert answers.wait(WAIT)
+            return Answer()
+
+    calls = Calls(cast("Any", Busy()), lambda seconds: None, 32)
+    reading = threading.Thread(target=calls._read, args=(1, {}))
+    reading.start()
+    assert asked.wait(WAIT)
+    calls.close()
+    answers.set()
+    reading.join(WAIT)
+    assert closed.is_set() and calls._streams == {}
