@@ -1,6 +1,6 @@
 """What correcting for stale rows is worth: a program four steps ahead, with losses that correct and one that does not.
 
-    python benchmarks/stale.py [--seeds 5] [--steps 100] [--lr 2e-4] [--only uncorrected,truncated] [--dry]
+    python benchmarks/stale.py --steps 400 --lr 1e-4 --falling [--seeds 5] [--only uncorrected,truncated] [--dry]
 
 It trains one-digit sums under a plan with staleness 4, so that in the steady state every row is four versions old, and
 with staleness 0 for comparison; each run has one core, two run at a time. Runs that are done stay in ``--out``: a call

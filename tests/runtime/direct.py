@@ -151,15 +151,14 @@ class Direct:
         return {}
 
     def wait(self, begun, what, deadline=None, on_death=None):
-        self._expect_alive(begun, what)
-        answers = {rank: a.result() if isinstance(a, Future) else a for rank, a in begun.items()}
-        self._expect_alive(begun, what)  # what it waited for may have failed as another one died
+        """As with Ray: an answer that came counts, whoever has died since; one that failed may have, as another died."""
+        lost = {r for r, a in begun.items() if a is LOST or (isinstance(a, Future) and r in self.dead)}
+        answers = {} if lost else {r: a.result() if isinstance(a, Future) else a for r, a in begun.items()}
+        if lost or (self.dead and any(a is LOST or isinstance(a, Failed) for a in answers.values())):
+            dead = {*self.dead, *lost}
+            came = {r: a for r, a in begun.items() if r not in dead and not isinstance(a, Future)}
+            raise RankLost(f"rank {min(dead)} died during {what}.", ranks=dead, answers=came)
         return answers
-
-    def _expect_alive(self, begun, what):
-        if dead := {*self.dead, *(r for r, a in begun.items() if a is LOST)}:
-            answers = {r: a for r, a in begun.items() if r not in dead and not isinstance(a, Future)}
-            raise RankLost(f"rank {min(dead)} died during {what}.", ranks=dead, answers=answers)
 
 
 def copied(message):
