@@ -1,15 +1,17 @@
 """vLLM through flowrl beside its own offline ``LLM.generate``, and a publish beside a copy of the same bytes.
 
     make vllm; .venv-vllm/bin/python benchmarks/vllm_generate.py [--rounds 5] [--only generate|publish] [--device cuda]
+        [--model 5m|98m|494m]
 
 Both sides have the same model, requests, sampling settings, options and number of threads, each in a process of its
 own, and take turns in one run; figures are medians, to be read as ratios. Requests ask for the log-probability of each
 token. ``LLM.generate`` has no seed for each row, which flowrl always has.
 
-``in place`` is flowrl with ``packed: false``. On CUDA nothing is packed, the model has half a billion parameters, and
-both sides have graphs of decode steps; with ``--compiled`` both compile the model too.
+``in place`` is flowrl with ``packed: false``. On CUDA nothing is packed, and both sides have graphs of decode steps;
+with ``--compiled`` both compile the model too. ``--model`` says how many parameters it has: by itself 5 M on a CPU, for
+a publish there 98 M, and 494 M on CUDA.
 
-A publish is of a model with 98 M parameters, into an engine that packs and into one with ``packed: false``, in turns.
+A publish is into an engine that packs and into one with ``packed: false``, in turns.
 ``raw`` copies its bytes once within one process. ``load`` is the publish, ``proof`` what it takes besides, in both
 processes, to see that it has arrived. Ratios are medians of those within a round.
 """
@@ -53,7 +55,7 @@ LARGE = {
     "num_hidden_layers": 12,
     "num_attention_heads": 12,
 }
-#: On CUDA: the sizes of Qwen2-0.5B, for both.
+#: The sizes of Qwen2-0.5B.
 HALF_BILLION = {
     **_BASE,
     "vocab_size": 151936,
@@ -65,6 +67,7 @@ HALF_BILLION = {
     "max_position_embeddings": 1024,
     "tie_word_embeddings": True,
 }
+MODELS = {"5m": SMALL, "98m": LARGE, "494m": HALF_BILLION}
 #: Name: how many prompts, tokens of a prompt, rows of each, tokens of a row.
 REQUESTS = {
     "64 prompts": (64, 32, 1, 128),
@@ -129,8 +132,8 @@ def through_flowrl(engine: Any, request: tuple[int, int, int, int]) -> tuple[flo
     return time.perf_counter() - began, int(made.ids.lengths.sum())
 
 
-def generation(rounds: int, dtype: str, device: str, compiled: bool) -> dict[str, Any]:
-    model = Model(config=SMALL if device == "cpu" else HALF_BILLION)
+def generation(rounds: int, dtype: str, device: str, compiled: bool, size: str) -> dict[str, Any]:
+    model = Model(config=MODELS[size])
     options = {**OPTIONS[device], "compiled": compiled}
     build = Build(model, dtype=dtype, device=device, options=options)
     engines = {"flowrl": open_engine("vllm", build)}
@@ -173,12 +176,11 @@ def ratio(ones: list[float], others: list[float]) -> float:
     return round(statistics.median(a / b for a, b in zip(ones, others, strict=True)), 3)
 
 
-def publishing(rounds: int, dtype: str, device: str) -> dict[str, Any]:
+def publishing(rounds: int, dtype: str, device: str, size: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     options = {"kv_cache": 0.25, "context": 128}
     here = device == "cpu"
-    model = Model(config=LARGE if here else HALF_BILLION)
-    build = Build(model, dtype=dtype, device=device, options=options)
+    build = Build(Model(config=MODELS[size]), dtype=dtype, device=device, options=options)
     kinds = (True, False) if here else (True,)
     engines = {p: open_engine("vllm", replace(build, options={**options, "packed": p})) for p in kinds}
     taken: dict[bool, list[tuple[float, float, float]]] = {p: [] for p in kinds}
@@ -213,16 +215,19 @@ def main() -> None:
     parser.add_argument("--only", choices=["generate", "publish"], help="one of the two")
     parser.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--model", choices=list(MODELS), help="how many parameters (5m and 98m, on CUDA 494m)")
     parser.add_argument("--compiled", action="store_true", help="both sides compile the model")
     parser.add_argument("--format", choices=["table", "json"], default="table")
     options = parser.parse_args()
     threads = int(os.environ.setdefault("OMP_NUM_THREADS", "1"))
     torch.set_num_threads(threads)
     found: dict[str, Any] = {"threads": threads, "dtype": options.dtype}
+    sizes = ("5m", "98m") if options.device == "cpu" else ("494m", "494m")
+    small, large = (options.model or size for size in sizes)
     if options.only != "publish":
-        found["generate"] = generation(options.rounds, options.dtype, options.device, options.compiled)
+        found["generate"] = generation(options.rounds, options.dtype, options.device, options.compiled, small)
     if options.only != "generate":
-        found["publish"] = publishing(options.rounds, options.dtype, options.device)
+        found["publish"] = publishing(options.rounds, options.dtype, options.device, large)
     if options.format == "json":
         print(json.dumps(found))
         return
