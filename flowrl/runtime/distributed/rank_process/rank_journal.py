@@ -34,9 +34,11 @@ class RankJournal:
             return self._journal
 
     def forget(self) -> None:
-        """Have the next call read the files again. A call that still runs goes on writing."""
+        """Have the next call read the files again, and let go of the file. A call that still runs goes on writing."""
         with self._lock:
             self._is_read = False
+            if self._journal is not None:
+                self._journal.close()
 
     def sync(self) -> None:
         """Have the disk hold it."""
