@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import signal
+import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
+import disturbed
 import kills
 import leftovers
 
@@ -31,6 +37,18 @@ def test_shared_memory_that_is_left_is_told_and_that_of_a_browser_is_not():
         for file in made:
             file.unlink()
     assert f"shared memory {made[0].name}" in said.split(", ") and made[1].name not in said
+
+
+def test_a_rank_that_the_run_has_ended_with_the_first_is_hit_too():
+    """It ends a pool as one of its ranks dies, which may be before the next one is struck."""
+    there = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    run: Any = SimpleNamespace(step_seconds=lambda: 0.0, pid={0: there.pid, 1: gone.pid}.get)
+    disturbed.at_any_time(run, random.Random(0), [0, 1])
+    assert there.wait(30) == -signal.SIGKILL
+    with pytest.raises(ProcessLookupError):
+        disturbed.at_any_time(run, random.Random(0), [1])
 
 
 @pytest.mark.slow
