@@ -1,6 +1,6 @@
 """What correcting for stale rows is worth: a program four steps ahead, with losses that correct and one that does not.
 
-    python benchmarks/stale.py --steps 400 --lr 1e-4 --falling [--seeds 5] [--only uncorrected,truncated] [--dry]
+    python benchmarks/stale.py [--seeds 5] [--steps 400] [--lr 1e-4] [--no-falling] [--only truncated] [--dry]
 
 It trains one-digit sums under a plan with staleness 4, so that in the steady state every row is four versions old, and
 with staleness 0 for comparison; each run has one core, two run at a time. Runs that are done stay in ``--out``: a call
@@ -81,18 +81,20 @@ def launch(name: str, seed: int, options: argparse.Namespace, warm: Path) -> dic
     if kept.exists() and (found := json.loads(kept.read_text()))["asked"] == asked:
         return found["result"]
     words = [sys.executable, __file__, "--one", name, str(seed), "--warm", str(warm), "--out", str(out)]
-    words += ["--steps", str(options.steps), "--lr", str(options.lr), *(["--falling"] if options.falling else [])]
+    words += ["--steps", str(options.steps), "--lr", str(options.lr)]
+    words += ["--falling" if options.falling else "--no-falling"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     subprocess.run(words, check=True, env=environment, stdout=subprocess.DEVNULL)
     lines = [json.loads(line) for line in (out / "run" / "metrics.jsonl").read_text().splitlines()]
     curve = [line["reward"] for line in lines]
     lags = [line["step"] - line["version"] for line in lines]
+    lags = lags[10:] or lags  # at the start rows cannot be as old
     tenth = max(1, len(curve) // 10)
     result = {
         "loss": name,
         "seed": seed,
         "last": round(sum(curve[-tenth:]) / tenth, 3),
-        "lag": round(sum(lags[10:]) / len(lags[10:]), 2),
+        "lag": round(sum(lags) / len(lags), 2),
         "curve": [round(v, 3) for v in curve],
     }
     kept.write_text(json.dumps({"asked": asked, "result": result}) + "\n")
@@ -128,9 +130,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--one", nargs=2, metavar=("LOSS", "SEED"), help=argparse.SUPPRESS)
     parser.add_argument("--warm", help=argparse.SUPPRESS)
-    parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--lr", type=float, default=2e-4)
-    parser.add_argument("--falling", action="store_true", help="the learning rate falls to 0 in a line")
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--lr", type=float, default=1e-4)
+    parser.add_argument(
+        "--falling", action=argparse.BooleanOptionalAction, default=True, help="the learning rate falls to 0 in a line"
+    )
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--only", default=",".join(AGES), help="which of them, with commas between")
     parser.add_argument("--at-once", type=int, default=2, help="runs, with a core each")

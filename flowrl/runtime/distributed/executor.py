@@ -111,8 +111,10 @@ class DistributedExecutor(OpenGroups):
     def engine_steps(self, name: str) -> dict[int, tuple[int, bool]]:
         """Return by rank how many steps its engine has made for calls that share it, and whether rows run."""
         engine = self._shared.get(name)
-        steps = {} if engine is None else dict(engine.steps)  # the thread of its pool goes on
-        return {} if engine is None else {rank: (made, engine.samples(rank)) for rank, made in steps.items()}
+        if engine is None:
+            return {}
+        steps = dict(engine.steps)  # the thread of its pool goes on
+        return {rank: (made, engine.samples(rank)) for rank, made in steps.items()}
 
     def hold_engines(self, name: str, steps: Mapping[int, int] | None) -> None:
         """Have the engines of a worker make no more than so many steps in all; None: as many as they like."""

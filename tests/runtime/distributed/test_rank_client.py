@@ -23,16 +23,22 @@ def goes_on_without(client: RankClient, rank: int, stand_in: int) -> threading.T
     return threading.Thread(target=take_over)
 
 
+class Meanwhile(dict[int, Any]):
+    """What is known of ranks. As one is looked up first, another thread goes on, and comes to its end."""
+
+    thread: threading.Thread
+
+    def __getitem__(self, rank: int) -> Any:
+        if self.thread.ident is None:
+            self.thread.start()
+            self.thread.join(WAIT)
+        return super().__getitem__(rank)
+
+
 def test_a_rank_for_copies_is_chosen_as_another_thread_goes_on_without_one():
     """The machine of the one that went was asked for: the call that was to be copied failed, and the run with it."""
 
-    class Where(dict[int, Any]):
-        def __getitem__(self, rank: int) -> Any:
-            if thread.ident is None:
-                thread.start()
-                thread.join(WAIT)
-            return super().__getitem__(rank)
-
+    class Where(Meanwhile):
         def items(self) -> Any:
             found = list(super().items())
             self[0]
@@ -40,23 +46,15 @@ def test_a_rank_for_copies_is_chosen_as_another_thread_goes_on_without_one():
 
     where = Where({rank: {"node": str(rank % 2)} for rank in range(4)})
     client = RankClient(cast("Any", SimpleNamespace(where=where)), {"gpu": range(4)})
-    thread = goes_on_without(client, 3, 2)
+    where.thread = goes_on_without(client, 3, 2)
     assert client.another_rank(0) in (1, 3)
-    thread.join(WAIT)
     assert client.another_rank(0) == 1
 
 
 def test_the_memory_of_ranks_is_told_as_another_thread_goes_on_without_one():
-    class Memory(dict[int, Any]):
-        def __getitem__(self, rank: int) -> Any:
-            if thread.ident is None:
-                thread.start()
-                thread.join(WAIT)
-            return super().__getitem__(rank)
-
     client = RankClient(cast("Any", SimpleNamespace(where={})), {"gpu": range(2)})
-    client.memory = Memory({0: "some", 1: "more"})
-    thread = goes_on_without(client, 1, 0)
+    client.memory = known = Meanwhile({0: "some", 1: "more"})
+    known.thread = goes_on_without(client, 1, 0)
     executor = SimpleNamespace(client=client, _probe=SimpleNamespace(look=lambda: "mine"))
     found = DistributedExecutor.memory(cast("Any", executor))
     assert found == {"driver": "mine", "rank 0": "some", "rank 1": "more"}
