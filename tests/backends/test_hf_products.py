@@ -43,3 +43,19 @@ def test_other_numbers_than_fp32_are_left_to_torch(used):
     linear, hidden = torch.nn.Linear(16, 8, dtype=torch.float64), torch.randn(20, 16, dtype=torch.float64)
     with torch.no_grad():
         assert torch.equal(products.multiply(hidden, linear.weight, linear.bias), linear(hidden))
+
+
+@pytest.mark.parametrize(
+    ("vendor", "family", "wide"),
+    [
+        ("AuthenticAMD", "26", True),
+        ("AuthenticAMD", "27", True),
+        ("AuthenticAMD", "25", False),
+        ("AuthenticAMD", "", False),
+        ("GenuineIntel", "26", False),
+    ],
+)
+def test_the_cpus_on_which_torch_takes_twice_as_long_are_known_by_their_family(vendor, family, wide):
+    first = f"processor\t: 0\nvendor_id\t: {vendor}\ncpu family\t: {family}\nmodel\t\t: 17\n"
+    assert products.is_wide_amd(f"{first}\nprocessor\t: 1\nvendor_id\t: other\n") is wide
+    assert not products.is_wide_amd("Processor : AArch64")
