@@ -2,10 +2,15 @@
 
     python benchmarks/overlap.py [--rounds 3] [--steps 16] [--runtime ray] [--docs]
 
-Six runs of ``overlap_driver.py`` in turns, so many rounds of them: one step after another (S=0) and one step apart
+Nine runs of ``overlap_driver.py`` in turns, so many rounds of them: one step after another (S=0) and one step apart
 (S=1), with responses of one length, and with log-normal ones of two kinds, where publishes interrupt. The costs of a
-prediction are calibrated by the run with S=0 of the same round; nothing of the run that is predicted goes into it.
+prediction are calibrated by a run with S=0 of the same round; nothing of the run that is predicted goes into it.
 ``ideal`` is the longer of generate with publish and all else, as S=0 measured them. Medians over rounds.
+
+With S=0 one rank works and the other waits, so a core has the machine to itself. Two virtual cores are often halves of
+one, and take longer when both work, as they do with S=1. So there is a run with S=0 in which both cores are busy: one
+of the two always has a program that counts, and that gives way to a rank at once (``SCHED_IDLE``). What a core loses by
+it is measured and said.
 
 ``--docs`` writes the table into ``docs/schedule.md``, and ``docs/images/overlap.svg``, which has some steps of the last
 round, measured and simulated. Two idle cores are needed: the ranks have one each.
@@ -20,6 +25,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -57,15 +65,23 @@ KINDS = (
 
 
 @dataclass(frozen=True)
-class Pair:
-    """What a round has found of a kind: seconds of a steady step, measured and predicted, and the ideal one."""
+class Base:
+    """What a run with S=0 has shown, and what is predicted by it: seconds of a steady step."""
 
-    alone: float  # S=0
-    apart: float  # S=1
-    alone_predicted: float
-    apart_predicted: float
+    took: float
+    predicted: float
+    apart: float  # with S=1, as predicted
     ideal: float
-    parts: dict[str, float]  # seconds of each op of a step at S=0
+    parts: dict[str, float]  # seconds of each op
+
+
+@dataclass(frozen=True)
+class Round:
+    """What a round has found of a kind: S=0 with a core that waits, S=0 with two busy cores, and S=1."""
+
+    alone: Base
+    busy: Base
+    took: float
 
 
 def words(kind: Kind, staleness: int, asked: argparse.Namespace) -> list[str]:
@@ -88,6 +104,43 @@ def run(kind: Kind, staleness: int, asked: argparse.Namespace, out: Path) -> Pat
     return folder
 
 
+COUNT = """
+import os, sys
+os.sched_setaffinity(0, {int(sys.argv[1])})
+os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+while True:
+    sum(range(10_000))
+"""
+
+
+@contextmanager
+def busy_cores() -> Iterator[None]:
+    """Have each core count wherever nothing else wants it."""
+    cores = sorted(os.sched_getaffinity(0))
+    counting = [subprocess.Popen([sys.executable, "-c", COUNT, str(core)]) for core in cores]
+    try:
+        yield
+    finally:
+        for process in counting:
+            process.kill()
+            process.wait()
+
+
+def slowdown() -> float:
+    """How many times as long a core takes to count while the others are busy."""
+
+    def count() -> float:
+        began = time.perf_counter()
+        for _ in range(1000):
+            sum(range(10_000))
+        return time.perf_counter() - began
+
+    alone = min(count() for _ in range(5))
+    with busy_cores():
+        time.sleep(1)
+        return min(count() for _ in range(5)) / alone
+
+
 def steady(bars: tuple[Bar, ...], staleness: int) -> float:
     """Seconds from the end of one update to that of the next, without those at the beginning and, where steps overlap,
     the last one, beside which nothing is generated any more."""
@@ -106,40 +159,53 @@ def predict(kind: Kind, staleness: int, asked: argparse.Namespace, costs: Calibr
     return flow.study(made, "overlap", costs=costs, tokens=tokens, runtime=asked.runtime, **parameters).simulate()
 
 
-def one_round(kind: Kind, asked: argparse.Namespace, out: Path) -> tuple[Pair, Simulation, Simulation]:
-    """Both runs of a kind, with S=1 as it was measured and as it was predicted."""
+def base(kind: Kind, asked: argparse.Namespace, folder: Path) -> tuple[Base, Simulation]:
+    """What a run with S=0 took, and what its costs predict; with S=1 as it was simulated."""
     from overlap_driver import plan
 
-    alone, apart = (run(kind, staleness, asked, out) for staleness in (0, 1))
-    costs = calibrate(alone)
-    print(f"\n{kind.name}, S=0\n{costs.report()}", flush=True)
-    tokens = tokens_of_run(alone, "overlap") if kind.sigma else Tokens()
-    found = [measured(folder, "overlap", plan(s, "drain", asked.runtime)) for s, folder in enumerate((alone, apart))]
-    assert found[0] is not None and found[1] is not None, "both runs have calls"
-    flown = [predict(kind, staleness, asked, costs, tokens) for staleness in (0, 1)]
+    costs = calibrate(folder)
+    print(f"\n{kind.name}, {folder.parent.name}\n{costs.report()}", flush=True)
+    tokens = tokens_of_run(folder, "overlap") if kind.sigma else Tokens()
+    found = measured(folder, "overlap", plan(0, "drain", asked.runtime))
+    assert found is not None, "the run has calls"
     parts: dict[str, list[float]] = {}
-    for bar in found[0].bars:
+    for bar in found.bars:
         if bar.step >= WARM:
             parts.setdefault(bar.node, []).append(bar.end - bar.start)
     each = {node: median(seconds) for node, seconds in parts.items()}
     sampling = each["actor.generate"] + each.get("actor.publish", 0.0)
     rest = sum(each.values()) - sampling
-    seconds = (steady(found[0].bars, 0), steady(found[1].bars, 1), steady(flown[0].bars, 0), steady(flown[1].bars, 1))
-    return Pair(*seconds, max(sampling, rest), each), found[1], flown[1]
+    alone, apart = (predict(kind, staleness, asked, costs, tokens) for staleness in (0, 1))
+    seconds = steady(found.bars, 0), steady(alone.bars, 0), steady(apart.bars, 1)
+    return Base(*seconds, max(sampling, rest), each), apart
 
 
-def table(pairs: dict[Kind, list[Pair]]) -> list[str]:
-    """The table of the page, a line per run."""
-    lines = ["| responses | run | measured s | predicted s | ratio | of the ideal | steps per second, to S=0 |"]
-    lines += ["|---|---|---|---|---|---|---|"]
-    for kind, rounds in pairs.items():
-        for staleness, publish in ((0, "drain"), (1, kind.publish)):
-            took = [(p.apart, p.apart_predicted) if staleness else (p.alone, p.alone_predicted) for p in rounds]
-            ratio = median(m / p for m, p in took)
-            ideal = f"{100 * median(p.ideal / p.apart for p in rounds):.0f} %" if staleness else ""
-            faster = f"{median(p.alone / p.apart for p in rounds):.2f}" if staleness else "1"
-            seconds = " | ".join(f"{median(s):.3f}" for s in zip(*took, strict=True))
-            lines.append(f"| {kind.name} | S={staleness}, {publish} | {seconds} | {ratio:.2f} | {ideal} | {faster} |")
+def one_round(kind: Kind, asked: argparse.Namespace, out: Path) -> tuple[Round, Simulation, Simulation]:
+    """The three runs of a kind, with S=1 as it was measured and as it was predicted."""
+    from overlap_driver import plan
+
+    alone, _ = base(kind, asked, run(kind, 0, asked, out / "one core works"))
+    with busy_cores():
+        busy, flown = base(kind, asked, run(kind, 0, asked, out / "both cores work"))
+    found = measured(run(kind, 1, asked, out / "apart"), "overlap", plan(1, "drain", asked.runtime))
+    assert found is not None, "the run has calls"
+    return Round(alone, busy, steady(found.bars, 1)), found, flown
+
+
+def table(found: dict[Kind, list[Round]]) -> list[str]:
+    """The table of the page, a line for each kind of run with S=0."""
+    lines = [
+        "| responses | S=1 | S=0, with | S=0 s | predicted | S=1 s | predicted | of the ideal | faster by |"
+    ]
+    lines += ["|---|---|---|---|---|---|---|---|---|"]
+    for kind, rounds in found.items():
+        for name, bases in (("one busy core", [r.alone for r in rounds]), ("two", [r.busy for r in rounds])):
+            pairs = [(one.took, base) for one, base in zip(rounds, bases, strict=True)]
+            alone, alone_predicted = median(b.took for b in bases), median(b.predicted / b.took for b in bases)
+            apart, apart_predicted = median(took for took, _ in pairs), median(b.apart / took for took, b in pairs)
+            ideal, faster = median(b.ideal / took for took, b in pairs), median(b.took / took for took, b in pairs)
+            said = f"{alone:.3f} | {alone_predicted:.2f}x | {apart:.3f} | {apart_predicted:.2f}x"
+            lines.append(f"| {kind.name} | {kind.publish} | {name} | {said} | {100 * ideal:.0f} % | {faster:.2f}x |")
     return lines
 
 
@@ -155,13 +221,14 @@ def where(asked: argparse.Namespace) -> str:
     return f"{machine}, commit {commit.stdout.strip()}, {rounds} of {asked.steps} steps, {asked.runtime}"
 
 
-def parts_in_words(pairs: dict[Kind, list[Pair]]) -> str:
+def parts_in_words(found: dict[Kind, list[Round]]) -> str:
     """What a step with S=0 is made of."""
     said: list[str] = []
-    for kind, rounds in pairs.items():
-        nodes = dict.fromkeys(node for p in rounds for node in p.parts)
-        each = (f"{node} {median(p.parts.get(node, 0.0) for p in rounds):.3f} s" for node in nodes)
-        said.append(f"{kind.name}: {', '.join(each)}")
+    for kind, rounds in found.items():
+        for name, bases in (("", [r.alone for r in rounds]), (" with two busy cores", [r.busy for r in rounds])):
+            nodes = dict.fromkeys(node for base in bases for node in base.parts)
+            each = (f"{node} {median(b.parts.get(node, 0.0) for b in bases):.3f} s" for node in nodes)
+            said.append(f"{kind.name}{name}: {', '.join(each)}")
     return "; ".join(said)
 
 
@@ -217,24 +284,27 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="keep the folders of the runs below this one")
     asked = parser.parse_args()
     out = asked.keep or Path(tempfile.mkdtemp())
-    pairs: dict[Kind, list[Pair]] = {}
+    lost = slowdown()
+    found: dict[Kind, list[Round]] = {}
     shown: dict[Kind, tuple[Simulation, Simulation]] = {}
     try:
         for number in range(asked.rounds):
             for kind in KINDS:
                 if asked.kind in (None, kind.name):
-                    pair, real, flown = one_round(kind, asked, out / str(number))
-                    pairs.setdefault(kind, []).append(pair)
+                    one, real, flown = one_round(kind, asked, out / str(number))
+                    found.setdefault(kind, []).append(one)
                     shown[kind] = real, flown
     finally:
         if asked.keep is None:
             shutil.rmtree(out)
-    lines = table(pairs)
-    print("\n" + "\n".join([where(asked), *lines, parts_in_words(pairs)]))
+    lines = table(found)
+    beside = f"Beside a busy core a core took {lost:.2f} times as long to count."
+    print("\n" + "\n".join([where(asked), beside, *lines, parts_in_words(found)]))
     if asked.docs:
         draw(shown, PICTURE)
         alt = "The pools over some steps, measured and simulated"
-        said = f"Measured on {where(asked)}. With S=0 these took, {parts_in_words(pairs)}."
+        each = f"With S=0 these took, {parts_in_words(found)}."
+        said = f"Measured on {where(asked)}. {beside} {each}"
         write([*lines, "", said, "", f"![{alt}](images/{PICTURE.name})"])
 
 
