@@ -5,11 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from time import perf_counter
 
 import torch
 from torch import Tensor
 
 from ..errors import DataError, FlowError, RunError
+from ..workers.decode_passes import DecodePasses, PassMeter
 from ..workers.model_options import Sampling
 from ..workers.streaming import FailedCall, PrefixTokens, Reason, SampledRow, SampleRequest, last_spans
 from ..workers.tokens.row_support import CallSupport, RowSupport
@@ -111,6 +113,8 @@ class ContinuousBatch(ABC):
         self._version = 0
         self._paused = self._asleep = False
         self._prefix = PrefixTokens()
+        self.passes = PassMeter()
+        self._last: tuple[float, frozenset[RunningRow]] | None = None  # when a pass ended, and its rows, if it goes on
 
     # -- of the subclass ----------------------------------------------------------------------------------------------
 
@@ -129,6 +133,10 @@ class ContinuousBatch(ABC):
     @abstractmethod
     def forget_cache(self) -> None:
         """Compute what is kept of the running rows again."""
+
+    def seconds(self) -> float:
+        """The time on the clock by which passes are measured."""
+        return perf_counter()
 
     def end_of(self, row: RunningRow) -> Reason | None:
         """Whether a row ends with the token that it got last."""
@@ -184,10 +192,12 @@ class ContinuousBatch(ABC):
     def pause(self) -> None:
         """Make no tokens until :meth:`resume`."""
         self._paused = True
+        self._last = None
 
     def resume(self, version: int | None = None, *, keep_cache: bool = False) -> None:
         """Go on; see :meth:`flowrl.workers.streaming.Streams.resume`."""
         self._paused = False
+        self._last = None
         if version is not None:
             self._version = version
             if not keep_cache:
@@ -196,6 +206,7 @@ class ContinuousBatch(ABC):
     def fall_asleep(self) -> None:
         """Make no tokens until :meth:`awake`, and keep nothing of the running rows but their tokens."""
         self._asleep = True
+        self._last = None
         self.forget_cache()
 
     def awake(self) -> None:
@@ -206,6 +217,10 @@ class ContinuousBatch(ABC):
         """Return the tokens that rows have brought, and those that were not computed."""
         return self._prefix
 
+    def take_passes(self) -> tuple[DecodePasses, ...]:
+        """Return how long passes took that were made since it was asked last."""
+        return self.passes.take()
+
     def note_prefix(self, asked: int, found: int) -> None:
         """Note that rows have brought so many tokens, of which some were not computed."""
         self._prefix += PrefixTokens(asked, found)
@@ -215,6 +230,7 @@ class ContinuousBatch(ABC):
         if self._paused or self._asleep or not self._rows:
             return []
         rows, draw = self.next_tokens(list(self._rows.values()))
+        context = sum(len(row.prompt) + len(row.ids) for row in rows)
         together: dict[Sampling, list[int]] = {}
         for place, row in enumerate(rows):
             together.setdefault(row.sampling, []).append(place)
@@ -245,7 +261,17 @@ class ContinuousBatch(ABC):
                 left.append(row)
                 found.append(row.ended(reason))
         self.let_go(left)
+        self._note_pass(rows, context)
+        if failed:
+            self._last = None  # the next pass computes what was forgotten
         return found
+
+    def _note_pass(self, rows: list[RunningRow], context: int) -> None:
+        """Note a pass from the end of the one before it, unless rows have begun in it or nothing ran between."""
+        before, now, these = self._last, self.seconds(), frozenset(rows)
+        if before is not None and rows and these <= before[1]:
+            self.passes.add(DecodePasses(1, len(rows), context, now - before[0]))
+        self._last = (now, these) if self._rows else None
 
     def _record(self, rows: list[RunningRow], kept: list[Tensor] | None, failed: dict[int, FailedCall]) -> None:
         """Record which tokens could be drawn; a call that has too many of them fails."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from ..errors import RankLost
 from ..schedule.events import KeptTokens
+from ..workers.decode_passes import DecodePasses
 from ..workers.decode_slots import DecodeSlots
 from ..workers.engine import Published
 from ..workers.environment_waits import EnvironmentWaits
@@ -28,6 +29,10 @@ class PendingCall(Protocol):
     @property
     def rank_times(self) -> tuple[RankTime, ...]:
         """When each rank was at it, as far as it has answered; none in one process."""
+        ...
+
+    def take_passes(self) -> Sequence[DecodePasses]:
+        """Return how long passes of its engine took, once its result is there: those since it was asked last."""
         ...
 
     def result(self) -> Any:
@@ -72,6 +77,10 @@ class Ready:
 
     value: Any
     rank_times: tuple[RankTime, ...] = ()
+
+    def take_passes(self) -> Sequence[DecodePasses]:
+        """None: nothing was sampled."""
+        return ()
 
     def result(self) -> Any:
         """Return it."""

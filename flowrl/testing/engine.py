@@ -120,6 +120,10 @@ class FakeEngine(ContinuousBatch):
 
     # -- what the batch asks ------------------------------------------------------------------------------------------
 
+    def seconds(self) -> float:
+        """The time on its clock."""
+        return self.clock.now()
+
     def vocab(self) -> int:
         """How many tokens there are."""
         return len(self.table)

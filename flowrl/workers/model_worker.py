@@ -13,6 +13,7 @@ from ..graph.ops.declare import op
 from ..graph.ops.update_metrics import Metrics
 from ..marks import vocabulary
 from .base import Opening, ShardedState, State, Stored, Worker, whole_shards
+from .decode_passes import DecodePasses, tells_passes
 from .engine import Engine, Generates, HasWeights, Trains, ends, generates, has_weights
 from .engine import trains as can_train
 from .model_options import Build, Model
@@ -49,6 +50,10 @@ class ModelWorker(Worker):
         if not generates(self.engine):
             raise self._unable("generate", "generate: {engine: ...}")
         return self.engine
+
+    def take_passes(self) -> tuple[DecodePasses, ...]:
+        """Return how long passes of its engine took since it was asked last; none where it does not tell."""
+        return tuple(self._engine.take_passes()) if tells_passes(self._engine) else ()
 
     def training_engine(self) -> Trains:
         """Return the engine to read and train with. Raises WorkerError where it only generates."""

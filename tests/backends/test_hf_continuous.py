@@ -272,6 +272,29 @@ def test_prompts_that_are_computed_once_count_as_found():
     assert opened.prefix_tokens() == PrefixTokens(asked=6 * tokens, found=4 * tokens)
 
 
+@pytest.mark.parametrize("kind", ["qwen2", "bloom"])
+def test_passes_are_told_of_whole_calls_and_of_rows_that_leave_one_by_one(kind):
+    """Each token but the first of a row is of a pass, and has come after all of the row before it."""
+    opened = T.engine(kind)
+    column, batch = T.prompts(n=3)
+    seeds, sampling = batch.row_seeds(), Sampling(max_tokens=12)
+    made = opened.generate(column, 3, seeds, sampling)
+    whole = opened.take_passes()
+    lengths = made.ids.lengths.tolist()
+    ended = [n - 1 if n < 12 else n - 2 for n in lengths]  # whole calls do not look behind the last token
+    assert sum(passes.rows for passes in whole) == sum(ended)
+    opened.submit(SampleRequest(column, 3, seeds, sampling))
+    finish(opened)
+    told = opened.take_passes()
+    assert sum(passes.rows for passes in told) == sum(n - 1 for n in lengths)
+    assert sum(passes.count for passes in told) == max(lengths) - 1
+    prompts = column.lengths.repeat_interleave(3).tolist()
+    assert sum(p.context for p in told) == sum(
+        p + t for p, n in zip(prompts, lengths, strict=True) for t in range(1, n)
+    )
+    assert all(passes.seconds > 0 for passes in (*whole, *told)) and opened.take_passes() == ()
+
+
 def test_memory_of_keys_and_values_is_freed_with_that_of_weights():
     opened = T.engine("qwen2", optim=T.OPTIM)
     column, batch = T.prompts(n=3)

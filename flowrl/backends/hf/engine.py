@@ -109,7 +109,8 @@ class HFEngine(Streaming):
         """``n`` responses to each prompt; see :func:`flowrl.backends.hf.generation.generate.generate`."""
         self.check_generates()
         stops = (*self.eos_ids, *sampling.stop)
-        made = generate(self.net, prompts, n, seeds, sampling, stops, starts, note_prefix=self.batch.note_prefix)
+        notes: Any = {"note_prefix": self.batch.note_prefix, "note_passes": self.batch.passes.add}
+        made = generate(self.net, prompts, n, seeds, sampling, stops, starts, **notes)
         check_finite("log-probabilities of sampled tokens", made.rollout_logprobs.values, self.parameters)
         return made
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from ...errors import At, PlanError, did_you_mean, shown
 from .calibrated_costs import SWAPS, Calibrated, Call, Fit, placed, replicas_of
-from .engine_curve import EngineCurve, SampledCall, fit_curve
+from .engine_curve import EngineCurve, SampledCall, SampledPasses, fit_curve
 
 #: Steps at the beginning of a program that are left out: caches fill, kernels compile.
 WARMUP = 2
@@ -122,7 +122,7 @@ def _is_swap(title: str) -> bool:
 def _curves(
     lines: Sequence[Mapping[str, Any]], steps: Iterable[int], replicas: Mapping[str, int]
 ) -> dict[str, EngineCurve]:
-    """The curves of engines, from calls and chunks that no other one of their pool ran beside."""
+    """The curves of engines: from their passes, and from calls that no other one of their pool ran beside."""
     wanted = set(steps)
     by_pool: dict[str, list[Mapping[str, Any]]] = {}
     for line in lines:
@@ -140,7 +140,12 @@ def _curves(
                 sizes = (line["prompt"], line["longest"], line["tokens"] - line["prompt"], line["context"])
                 call = SampledCall(line["step"], line["end"] - line["start"], *sizes)
                 calls.setdefault(line["node"].partition("#")[0], []).append(call)
-    fitted = {title: fit_curve(mine, replicas.get(title, 1)) for title, mine in calls.items()}
+    passes: dict[str, list[SampledPasses]] = {}
+    for line in lines:
+        if line["step"] in wanted:
+            told = [SampledPasses(line["step"], *each) for each in line.get("passes", ())]
+            passes.setdefault(line["node"].partition("#")[0], []).extend(told)
+    fitted = {title: fit_curve(mine, replicas.get(title, 1), passes[title]) for title, mine in calls.items()}
     return {title: curve for title, curve in fitted.items() if curve is not None}
 
 

@@ -1,9 +1,8 @@
-"""How fast the engine of a run generates, by batch and length: fitted to whole calls that had the engine alone."""
+"""How fast the engine of a run generates, by batch and length: fitted to its passes, and to calls that had it alone."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from math import ceil
@@ -15,8 +14,10 @@ from .length_distribution import Lengths
 #: What the seconds of a call are made of, in this order: where calls do not tell two of them apart, it is the first.
 PARTS = ("step", "row", "context", "prompt", "call")
 _PROMPT = PARTS.index("prompt")
+_OF_PASSES = tuple(PARTS.index(part) for part in ("step", "row", "context"))
 _FEWEST = 6  # calls, below which nothing is fitted
 _VARIES = 0.05  # relative spread, from which on a step and a row can be told apart, or prompts from the rest of a call
+_SPREAD = 4  # times as many rows in the largest passes as in the smallest, from which on they tell a row from a step
 _UNLIMITED = 1 << 40  # rows at once
 
 
@@ -38,6 +39,24 @@ class SampledCall:
     def amounts(self) -> tuple[float, ...]:
         """How much of each part it has."""
         return (self.longest, self.tokens, self.context, self.prompt, 1.0)
+
+
+@dataclass(frozen=True)
+class SampledPasses:
+    """Passes of a step that gave about as many rows a token each: ``SampledPasses(2, 40, 1250, 61000, 0.21)``.
+
+    ``rows`` and ``context`` are sums over them, of one replica's rows and of the tokens that these had by then.
+    """
+
+    step: int
+    count: int
+    rows: int
+    context: int
+    seconds: float
+
+    def amounts(self) -> tuple[float, ...]:
+        """How much of each part one of them has."""
+        return (1.0, self.rows / self.count, self.context / self.count, 0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -87,21 +106,24 @@ class EngineCurve:
         return sum(p * amount / n for p, amount, n in zip(parts, call.amounts(), _shares(self.replicas), strict=True))
 
 
-def fit_curve(calls: Sequence[SampledCall], replicas: int = 1) -> EngineCurve | None:
+def fit_curve(
+    calls: Sequence[SampledCall], replicas: int = 1, passes: Sequence[SampledPasses] = ()
+) -> EngineCurve | None:
     """Return the curve of calls; None where they are too few, or too alike to tell a step from a row.
 
-    The error is that of a fit to the first half of the steps, told on the second half.
+    Where an engine told of its passes, and these had few rows and many, they say what a step and a row take: of whole
+    calls that are alike nobody can tell. The error is that of a fit to the first half of the steps, told on the second.
     """
-    if len(calls) < _FEWEST or not _tells_apart(calls):
+    if (found := _fit(calls, replicas, passes)) is None:
         return None
-    found = replace(_least_squares(calls, replicas), calls=len(calls))
+    found = replace(found, calls=len(calls))
     steps = sorted({call.step for call in calls})
     early = set(steps[: len(steps) // 2])
-    seen = [call for call in calls if call.step in early]
     late = [call for call in calls if call.step not in early]
-    if not late or len(seen) < _FEWEST or not _tells_apart(seen):
+    seen = [each for each in passes if each.step in early]
+    guess = _fit([call for call in calls if call.step in early], replicas, seen)
+    if guess is None or not late:
         return found
-    guess = _least_squares(seen, replicas)
     pairs = [(guess.of_call(call), call.seconds) for call in late]
     return replace(
         found,
@@ -109,6 +131,38 @@ def fit_curve(calls: Sequence[SampledCall], replicas: int = 1) -> EngineCurve | 
         predicted=median(p for p, _ in pairs),
         measured=median(m for _, m in pairs),
     )
+
+
+def _fit(calls: Sequence[SampledCall], replicas: int, passes: Sequence[SampledPasses]) -> EngineCurve | None:
+    """Return figures alone."""
+    if len(calls) < _FEWEST:
+        return None
+    if (of_passes := _fit_passes(passes)) is not None:
+        return EngineCurve(*_fit_calls(calls, replicas, of_passes), replicas=replicas)
+    if _tells_apart(calls):
+        return EngineCurve(*_fit_calls(calls, replicas), replicas=replicas)
+    return None
+
+
+def _fit_passes(passes: Sequence[SampledPasses]) -> tuple[float, ...] | None:
+    """Return what a step, a row and a token of its context take; None where passes are too alike for that.
+
+    Passes of about as many rows count as one, by their median: now and then one takes far longer.
+    """
+    by_rows: dict[int, list[SampledPasses]] = {}
+    for each in passes:
+        by_rows.setdefault((each.rows // each.count).bit_length(), []).append(each)
+    middle = [_middle(alike) for _, alike in sorted(by_rows.items())]
+    if len(middle) < len(_OF_PASSES) or middle[-1][1][1] < _SPREAD * middle[0][1][1]:
+        return None
+    rows = [[amount / seconds for amount in amounts] for seconds, amounts in middle]
+    return _smallest_fit(rows, [1.0] * len(rows), _OF_PASSES)
+
+
+def _middle(alike: Sequence[SampledPasses]) -> tuple[float, list[float]]:
+    """Return the median seconds and amounts of a pass."""
+    amounts = zip(*(each.amounts() for each in alike), strict=True)
+    return median(each.seconds / each.count for each in alike), [median(each) for each in amounts]
 
 
 def _tells_apart(calls: Iterable[SampledCall]) -> bool:
@@ -122,38 +176,56 @@ def _shares(replicas: int) -> tuple[int, ...]:
     return (1, replicas, replicas, replicas, 1)
 
 
-def _least_squares(calls: Sequence[SampledCall], replicas: int) -> EngineCurve:
-    """Fit figures of at least 0 to relative errors; of sets of parts the smallest that is about as good as any.
-
-    Of sets of one size that are about as good it is the first in the order of the parts.
+def _fit_calls(
+    calls: Sequence[SampledCall], replicas: int, known: Sequence[float] = (0.0,) * len(PARTS)
+) -> tuple[float, ...]:
+    """Return figures of at least 0 that fit calls by their relative errors, those that are ``known`` as they are.
 
     A token of a prompt takes at most what a row takes in a step of the average call: it is the same arithmetic, and
     the weights are not read for it alone. Calls that brought about as many tokens of prompts tell nothing of one.
     """
     shares = _shares(replicas)
-    rows = [
-        [amount / n / call.seconds for amount, n in zip(call.amounts(), shares, strict=True)]
-        for call in calls
-        if call.seconds > 0
-    ]
+    used = [call for call in calls if call.seconds > 0]
+    rows = [[amount / n / c.seconds for amount, n in zip(c.amounts(), shares, strict=True)] for c in used]
     longest, tokens, context, _, _ = (sum(each) for each in zip(*(call.amounts() for call in calls), strict=True))
     in_a_step = {"step": longest / tokens * replicas, "row": 1.0, "context": context / tokens}
     most = [in_a_step.get(part, 0.0) for part in PARTS]  # of one token of one row
+
+    def usual(figures: Sequence[float]) -> bool:
+        return figures[_PROMPT] <= (1 + 1e-6) * sum(f * m for f, m in zip(figures, most, strict=True))
+
     brought = [call.prompt for call in calls]
     told = [p for p in range(len(PARTS)) if p != _PROMPT or max(brought) - min(brought) > _VARIES * max(brought)]
-    best, least = (0.0,) * len(PARTS), math.inf
+    if any(known):
+        told = [part for part in told if part not in _OF_PASSES]
+    targets = [1.0 - sum(f * each for f, each in zip(known, row, strict=True)) for row in rows]
+    found = _smallest_fit(rows, targets, told, lambda more: usual([f + k for f, k in zip(more, known, strict=True)]))
+    return tuple(f + k for f, k in zip(found, known, strict=True))
+
+
+def _smallest_fit(
+    rows: Sequence[Sequence[float]],
+    targets: Sequence[float],
+    told: Sequence[int],
+    usual: Callable[[Sequence[float]], bool] = lambda figures: True,
+) -> tuple[float, ...]:
+    """Return figures of at least 0 for the parts that are ``told``: of sets of parts the smallest that is about as good
+    as any; of sets of one size that are about as good the first in the order of the parts.
+    """
+    best, least = (0.0,) * len(PARTS), sum(target**2 for target in targets)
     worth = len(rows) ** (-1 / len(rows))  # what a further part has to leave of the rest (Schwarz 1978)
     exact = 1e-18 * len(rows)
-    for size in range(1, len(PARTS) + 1):
+    for size in range(1, len(told) + 1):
         sets: list[tuple[float, tuple[float, ...]]] = []
         for chosen in combinations(told, size):
-            figures = _solve(rows, chosen)
+            figures = _solve(rows, targets, chosen)
             if figures is None or min(figures) < 0:
                 continue
             whole = [dict(zip(chosen, figures, strict=True)).get(i, 0.0) for i in range(len(PARTS))]
-            if whole[_PROMPT] > (1 + 1e-6) * sum(f * m for f, m in zip(whole, most, strict=True)):
+            if not usual(whole):
                 continue
-            rest = sum((1 - sum(f * row[c] for f, c in zip(figures, chosen, strict=True))) ** 2 for row in rows)
+            pairs = zip(rows, targets, strict=True)
+            rest = sum((t - sum(f * row[c] for f, c in zip(figures, chosen, strict=True))) ** 2 for row, t in pairs)
             sets.append((rest, tuple(whole)))
         if not sets:
             continue
@@ -162,18 +234,21 @@ def _least_squares(calls: Sequence[SampledCall], replicas: int) -> EngineCurve:
             least, best = next((rest, whole) for rest, whole in sets if rest * worth <= max(left, exact))
         if least < exact:
             break
-    return EngineCurve(*best, replicas=replicas)
+    return best
 
 
-def _solve(rows: Sequence[Sequence[float]], chosen: Sequence[int]) -> list[float] | None:
-    """Return the figures of some columns whose sums are nearest to 1 in each row; None where they are not settled."""
+def _solve(rows: Sequence[Sequence[float]], targets: Sequence[float], chosen: Sequence[int]) -> list[float] | None:
+    """Return the figures of some columns whose sums are nearest to the targets; None where they are not settled."""
     scale = [max(abs(row[c]) for row in rows) for c in chosen]
     if not all(scale):
         return None
     scaled = [[row[c] / s for c, s in zip(chosen, scale, strict=True)] for row in rows]
     size = len(chosen)
     matrix = [
-        [sum(row[i] * row[j] for row in scaled) for j in range(size)] + [sum(row[i] for row in scaled)]
+        [
+            *(sum(row[i] * row[j] for row in scaled) for j in range(size)),
+            sum(row[i] * target for row, target in zip(scaled, targets, strict=True)),
+        ]
         for i in range(size)
     ]
     for i in range(size):

@@ -11,6 +11,7 @@ from ...batch import CallInfo, Key
 from ...errors import LONGEST, EngineLost, FlowError, NotFinite, RunError, cut
 from ...graph.ops.op import Op
 from ...workers.base import Worker
+from ...workers.decode_passes import DecodePasses
 from ...workers.decode_slots import EngineSlots
 from ...workers.engine import Engine
 from ...workers.environment_waits import EnvironmentWaits
@@ -191,6 +192,7 @@ class Reply:
     check: str = ""  # of the rows that are kept: the same for the same rows in the same order
     digests: Digests = ({}, b"")  # of these rows, by field and by row
     slots: tuple[EngineSlots, ...] = ()  # of the engines that its sessions asked
+    passes: tuple[DecodePasses, ...] = ()  # of its engine, since it was asked last
     waits: EnvironmentWaits | None = None  # of its environments
 
 

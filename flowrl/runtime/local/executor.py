@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,6 +13,7 @@ from ...graph.stand_ins.values import is_handle
 from ...graph.tracing.trace_records import HandleLike
 from ...lowering.deployment import Deployment, Deployments, WorkerSpec
 from ...workers.base import Opening, Worker
+from ...workers.decode_passes import DecodePasses
 from ...workers.decode_slots import DecodeSlots, counted_in
 from ...workers.engine import Engine, Published, published
 from ...workers.environment_waits import EnvironmentWaits, waits_counted_in
@@ -30,7 +31,7 @@ from ..values.call import Call
 from ..values.process_memory import MemoryProbe, ProcessMemory
 from ..values.remote_batch import RemoteColumn
 from ..values.step_records import RankTime
-from .run_op import run_op
+from .run_op import run_op, take_passes
 from .shared_engine import SharedEngine, StreamedCall
 
 
@@ -323,6 +324,10 @@ class LocalCall:
         if call.worker is not None and call.op.updates == "weights":
             self.updated(call.worker, self.worker)
         return result
+
+    def take_passes(self) -> Sequence[DecodePasses]:
+        """Return how long passes of the engine took."""
+        return take_passes(self.call.op, self.worker)
 
     def _journal(self) -> Journal:
         assert self.run.journal is not None, "a run has a journal for what touches the world"

@@ -8,6 +8,8 @@ from typing import Any
 
 from ...batch import CallInfo
 from ...graph.ops.op import Op
+from ...workers.decode_passes import DecodePasses
+from ...workers.model_worker import ModelWorker
 from ...workers.user_code.rows_in_progress import Notes
 from ..storage.answers.external_answers import once
 from ..storage.journal import Journal
@@ -36,6 +38,11 @@ def run_op(
         if place is None:
             return op.run(worker, arguments, into, info)
         return once(journal(), place, op, worker, arguments, into, info, warn)
+
+
+def take_passes(op: Op, worker: Any) -> tuple[DecodePasses, ...]:
+    """Return how long passes of the engine took that an op samples with: those since it was asked last."""
+    return worker.take_passes() if op.asks and isinstance(worker, ModelWorker) else ()
 
 
 @contextmanager

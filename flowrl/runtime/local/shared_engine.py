@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import sleep
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from ...batch import CallInfo
 from ...errors import EngineLost, FlowError, RunError
 from ...graph.ops.op import Op
+from ...workers.decode_passes import DecodePasses
 from ...workers.model_options import Sampled
 from ...workers.streaming import (
     EngineCall,
@@ -24,7 +25,7 @@ from ...workers.streaming import (
 )
 from ...workers.user_code.rows_in_progress import Notes
 from ..values.step_records import RankTime
-from .run_op import heard
+from .run_op import heard, take_passes
 
 
 class SharedEngine:
@@ -273,6 +274,10 @@ class StreamedCall:
         if not self._engine.has_results:
             self._engine.step()
         return False
+
+    def take_passes(self) -> Sequence[DecodePasses]:
+        """Return how long passes of the engine took, those too that rows of other calls were in."""
+        return take_passes(self._op, self._worker)
 
     def result(self) -> Any:
         """Wait for the call. Returns what the op gives; raises what it raises."""

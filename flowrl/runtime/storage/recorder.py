@@ -95,6 +95,8 @@ class Recorder:
             said = {"start": start, "end": end, "rows": timing.rows, "tokens": timing.tokens}
             if timing.longest:
                 said |= {"prompt": timing.prompt, "longest": timing.longest, "context": timing.context}
+            if timing.passes:
+                said["passes"] = [[p.count, p.rows, p.context, round(p.seconds, 6)] for p in timing.passes]
             if timing.published is not None:
                 said |= publish_numbers(timing.published)
             timeline.append(where | said | {"call": timing.call, "piece": timing.chunk} | self._waited(timing))

@@ -8,6 +8,7 @@ from typing import Any
 
 from ...graph.tracing.log_names import Logged
 from ...schedule.events import Begun
+from ...workers.decode_passes import DecodePasses
 from ...workers.decode_slots import DecodeSlots
 from ...workers.engine import Published
 from ...workers.environment_waits import EnvironmentWaits
@@ -65,7 +66,8 @@ class Timing:
     ``call`` is the number of the call in its program, the same one for its chunks; below 0 where it is none. The
     program made it at ``issued``, and ``after`` let it begin, at ``due``. ``ranks``: what each rank did of it. Of a
     call that samples, ``prompt`` are the tokens of all prompts, ``longest`` those of the longest response, and
-    ``context`` the tokens that each sampled one came after, summed. ``published``: what an engine told of a publish.
+    ``context`` the tokens that each sampled one came after, summed, and ``passes`` those of its engine by then, which
+    rows of other calls were in too. ``published``: what an engine told of a publish.
     """
 
     node: str
@@ -84,6 +86,7 @@ class Timing:
     prompt: int = 0
     longest: int = 0
     context: int = 0
+    passes: tuple[DecodePasses, ...] = ()
     published: Published | None = None
 
 

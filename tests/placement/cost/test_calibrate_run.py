@@ -182,6 +182,21 @@ def test_a_run_tells_how_fast_its_engine_is(tmp_path, monkeypatch):
     assert costs.engine(call("actor.generate", 100)) is None, "of rows whose lengths nobody has said"
 
 
+def test_passes_that_a_run_has_told_are_in_the_curve_of_its_engine(tmp_path, monkeypatch):
+    """Calls are all alike, and passes of 1, 6 and 40 rows take 2 ms and 0.1 ms a row; those of a first step are not used."""
+    monkeypatch.chdir(tmp_path)
+    lines = []
+    for step in range(9):
+        passes = [
+            [n, n * rows, 0, n * (2e-3 + 1e-4 * rows) * (1 if step else 50)] for n, rows in ((9, 1), (4, 6), (7, 40))
+        ]
+        said = {"tokens": 40 + 320, "prompt": 40, "longest": 20, "context": 0, "passes": passes}
+        lines.append(line("actor.generate", step, 0.3, program="grpo", **said))
+    curve = calibrate(write(tmp_path, lines)).curves["actor.generate"]
+    assert (curve.step, curve.row) == (pytest.approx(2e-3), pytest.approx(1e-4))
+    assert curve.call == pytest.approx(0.3 - 20 * 2e-3 - 320 * 1e-4)
+
+
 def test_leaving_a_memory_and_coming_back_have_costs_of_their_own(tmp_path):
     """A worker that leaves twice in a step does so twice: a move is not the sum of them."""
     lines = []

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 import flowrl as fl
 from flowrl.batch import Column
 from flowrl.placement.cost.continuous_batch import Engine, seconds_of
-from flowrl.placement.cost.engine_curve import EngineCurve, SampledCall, fit_curve
+from flowrl.placement.cost.engine_curve import EngineCurve, SampledCall, SampledPasses, fit_curve
 from flowrl.placement.cost.length_distribution import Lengths
 from flowrl.testing import FakeEngine
+from flowrl.workers.decode_passes import DecodePasses, PassMeter
 
 
 def drawn(chance: random.Random, rows: int) -> list[int]:
@@ -159,3 +160,94 @@ def test_what_calls_do_not_tell_apart_is_a_step():
     curve = fit_curve(calls)
     assert curve is not None and (curve.call, curve.prompt) == (0.0, 0.0)
     assert curve.step == pytest.approx(1e-2) and curve.row == pytest.approx(1e-4)
+
+
+def passes_of(step, lengths, prompt, *, token, row, context=0.0):
+    """Those of a call with these responses, by the octave of their rows, at so many seconds each."""
+    meter = PassMeter()
+    for t in range(1, max(lengths)):
+        alive = [n for n in lengths if n > t]
+        had = len(alive) * (prompt + t)
+        meter.add(DecodePasses(1, len(alive), had, token + row * len(alive) + context * had))
+    return [SampledPasses(step, p.count, p.rows, p.context, p.seconds) for p in meter.take()]
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_passes_tell_a_row_from_a_step_where_calls_are_alike(replicas):
+    """Calls of the same lengths, which take longer or shorter by chance: nothing can be fitted to them alone."""
+    chance, calls, passes = random.Random(1), list[SampledCall](), list[SampledPasses]()
+    lengths = [2, 5, 9, 9, 14, 20, 33, 60]
+    for step in range(12):
+        told = passes_of(step, lengths, 6, token=2e-3, row=1e-4)
+        passes += told
+        first = 0.05 + 1e-3 * chance.random()  # all that is no pass
+        seconds = first + sum(each.seconds for each in told) + 2e-3 + 1e-4 * 8
+        calls.append(sampled(step, seconds, 6, lengths * replicas))
+    assert fit_curve(calls, replicas) is None
+    curve = fit_curve(calls, replicas, passes)
+    assert curve is not None and curve.calls == 12
+    assert (curve.step, curve.row, curve.context) == (pytest.approx(2e-3), pytest.approx(1e-4), 0.0)
+    assert (curve.prompt, curve.call) == (0.0, pytest.approx(0.0505, rel=0.01)), "prompts of one length tell nothing"
+    assert curve.error == pytest.approx(0.0, abs=0.01)
+    more = sampled(0, 1.0, 6, [40] * 32 * replicas)  # wider than any
+    assert curve.of_call(more) == pytest.approx(0.0505 + 40 * 2e-3 + 40 * 32 * 1e-4, rel=1e-3)
+
+
+def test_a_pass_that_took_far_too_long_changes_nothing():
+    lengths, calls, passes = [3, 3, 8, 20, 40], list[SampledCall](), list[SampledPasses]()
+    for step in range(9):
+        told = passes_of(step, lengths, 4, token=1e-3, row=5e-4, context=2e-6)
+        if step == 4:
+            told = [replace(each, seconds=each.seconds + 3.0) for each in told]
+        passes += told
+        calls.append(sampled(step, 0.1, 4, lengths))
+    curve = fit_curve(calls, 1, passes)
+    assert curve is not None
+    found = (curve.step, curve.row, curve.context)
+    assert found == (pytest.approx(1e-3), pytest.approx(5e-4), pytest.approx(2e-6))
+
+
+def test_passes_that_are_alike_tell_nothing():
+    """All rows have one length: passes are of one width, so calls have to tell."""
+    calls, passes = list[SampledCall](), list[SampledPasses]()
+    for step in range(8):
+        lengths = [10 + step] * (4 + 4 * (step % 2))
+        passes += passes_of(step, lengths, 4, token=1e-3, row=1e-4)
+        calls.append(sampled(step, 1e-3 * max(lengths) + 2e-4 * sum(lengths), 4, lengths))
+    curve = fit_curve(calls, 1, passes)
+    assert curve is not None and (curve.step, curve.row) == (pytest.approx(1e-3), pytest.approx(2e-4))
+
+
+def test_an_engine_tells_its_passes():
+    """20 ms each, and 1 ms for each token of prompts: what a pass in which rows begin took is not told."""
+    engine = FakeEngine(token_seconds=0.02, prompt_seconds=1e-3, lengths=lambda seed: (2, 5, 9)[seed % 3])
+    prompts = Column.of([[1] * 4], dim="prompt", dtype="i32")
+    request = fl.testing.SampleRequest(prompts, 3, torch.arange(3), fl.testing.Sampling(max_tokens=100))
+    engine.submit(request)
+    while engine.running():
+        engine.step()
+    one, two = engine.take_passes()  # in one pass three rows run, in three two, and one in four
+    assert (one.count, one.rows, one.context) == (4, 4, sum(4 + t for t in range(5, 9)))
+    assert (two.count, two.rows, two.context) == (4, 9, 3 * 5 + 2 * (6 + 7 + 8))
+    assert (one.seconds, two.seconds) == (pytest.approx(0.08), pytest.approx(0.08))
+    assert engine.take_passes() == ()
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_time_in_which_an_engine_stands_still_is_no_pass(keep):
+    engine = FakeEngine(token_seconds=0.02, prompt_seconds=1e-3, stop=())
+    prompts = Column.of([[1] * 4], dim="prompt", dtype="i32")
+    request = fl.testing.SampleRequest(prompts, 2, torch.arange(2), fl.testing.Sampling(max_tokens=6))
+    engine.submit(request)
+    engine.step()
+    engine.step()
+    engine.pause()
+    engine.clock.sleep(5.0)
+    engine.resume(1, keep_cache=keep)
+    while engine.running():
+        engine.step()
+    engine.clock.sleep(5.0)  # nothing runs
+    engine.submit(request)
+    engine.step()
+    (told,) = engine.take_passes()
+    assert told.count == 1 + 3 and told.seconds == pytest.approx(0.08), "the first after a pause is not told"

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ....errors import FlowError, RunError
+from ....workers.decode_passes import DecodePasses
 from ....workers.model_options import Sampling
 from ....workers.streaming import FailedCall, PrefixTokens, SampledRow, SampleRequest, Streams
 from ...continuous import ContinuousBatch, Draw, RunningRow
@@ -95,6 +96,10 @@ class Streaming(ABC):
     def prefix_tokens(self) -> PrefixTokens:
         """Return the tokens that rows have brought, and those that were not computed; of whole calls too."""
         return self.batch.prefix_tokens()
+
+    def take_passes(self) -> tuple[DecodePasses, ...]:
+        """Return how long passes took that were made since it was asked last; those of whole calls too."""
+        return self.batch.take_passes()
 
 
 class NetBatch(ContinuousBatch):

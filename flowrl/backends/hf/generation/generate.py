@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ....batch import Column
+from ....workers.decode_passes import DecodePasses
 from ....workers.model_options import Sampled, Sampling
 from ...continuous import check_lengths
 from ...draw import uniforms
@@ -40,6 +42,7 @@ def generate(
     *,
     cache_bytes: int | None = None,
     note_prefix: Callable[[int, int], None] | None = None,
+    note_passes: Callable[[DecodePasses], None] | None = None,
 ) -> Sampled:
     """``n`` responses to each prompt, rows parent-major.
 
@@ -53,10 +56,12 @@ def generate(
         starts: i64[prompts * n], the first token's number; None is 0.
         cache_bytes: most memory for keys and values; None is a quarter of the device's, or 2 GiB on a CPU.
         note_prefix: is told how many tokens rows have brought with them, and how many of these were not computed.
+        note_passes: is told how long it took to give rows their next tokens.
 
     Raises DataError for an empty prompt, or one that fills all positions of the model.
     """
     run = _Run(net, prompts, n, seeds, sampling, stops, starts)
+    run.note_passes = note_passes
     with torch.no_grad(), net.mixed():
         parts = [run.bucket(rows) for rows in run.buckets(cache_bytes or default_cache_bytes(net))]
     if note_prefix is not None:
@@ -100,6 +105,7 @@ class _Run:
         #: Whether the distribution that is sampled from is the policy's own, at the temperature.
         self.own = sampling.is_policy
         self.found = 0  # tokens of prompts that were computed for another row
+        self.note_passes: Callable[[DecodePasses], None] | None = None
 
     def buckets(self, cache_bytes: int) -> Iterator[Tensor]:
         """Rows by falling prompt length, as many at a time as the memory for keys and values allows."""
@@ -155,6 +161,8 @@ class _Run:
         seen = self.seen(rows)
         support = Recorder(len(rows), limit, device) if self.sampling.support else None
         hidden = decoder.first()
+        brought = float(self.lengths[rows.cpu() // self.n].float().mean())
+        since: tuple[float, int, int] | None = None  # when was looked last, after which token, how many were alive
         for t in range(limit):
             if not self.sampling.greedy:
                 if t % AHEAD == 0:
@@ -179,8 +187,15 @@ class _Run:
                 done = done | (limits[at] <= t + 1)
             if (t + 1) % look == 0:
                 live = (~done).nonzero().squeeze(-1)
+                now = perf_counter()
+                if since is not None and self.note_passes is not None:
+                    began, at_token, alive_then = since
+                    count = t - at_token
+                    context = int(alive_then * sum(brought + token + 1 for token in range(at_token, t)))
+                    self.note_passes(DecodePasses(count, count * alive_then, context, now - began))
                 if not len(live):
                     break
+                since = now, t, len(live)
                 if decoder.compacts and len(live) < COMPACT_BELOW * len(done):
                     stay = _staying(done, prepared(len(live)) if serves(hidden) else len(live))
                     decoder.keep(stay)

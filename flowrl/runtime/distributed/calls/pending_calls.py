@@ -11,6 +11,7 @@ from typing import Any
 from ....batch import Batch, Column
 from ....errors import RankLost, WrongAnswer, cut
 from ....graph.stand_ins.argument_trees import find_in, rebuild
+from ....workers.decode_passes import DecodePasses
 from ....workers.decode_slots import DecodeSlots
 from ....workers.environment_waits import EnvironmentWaits
 from ...executor import PendingCall, Ready
@@ -62,6 +63,7 @@ class CallOnRanks:
         self.client, self.call, self.group, self.arguments = client, call, group, arguments
         self.main: RemoteBatch | None = next(find_in(dict(arguments), RemoteBatch), None)
         self.rank_times: tuple[RankTime, ...] = ()
+        self._passes: tuple[DecodePasses, ...] = ()
         self.slots = DecodeSlots()  # of the engines that it asks
         self.waits = EnvironmentWaits()  # of its environments
         self._epoch: int | None = client.epoch
@@ -77,6 +79,11 @@ class CallOnRanks:
         Returns what the call gives; raises what it raised on a rank, with its line here, or RankLost.
         """
         return self.client.retry(self._attempt, self._epoch)
+
+    def take_passes(self) -> Sequence[DecodePasses]:
+        """Return how long passes of its ranks' engines took."""
+        found, self._passes = self._passes, ()
+        return found
 
     def _attempt(self) -> Any:
         first, self._first = self._first, None
@@ -155,6 +162,7 @@ class CallOnRanks:
         """Note when each rank was at its part, on the clock of the driver, its memory, and what it had of engines."""
         ahead = time() - perf_counter()
         self.slots.add(each for reply in replies.values() for each in reply.slots)
+        self._passes = tuple(each for reply in replies.values() for each in reply.passes)
         for waits in (reply.waits for reply in replies.values() if reply.waits is not None):
             self.waits.add(waits)
         self.rank_times = tuple(

@@ -27,7 +27,7 @@ from ....workers.streaming import on_ranks
 from ....workers.user_code.failed_rewards import Failures
 from ....workers.user_code.rows_in_progress import NAME, Notes
 from ....workers.weights.offloaded import offloaded_of
-from ...local.run_op import run_op
+from ...local.run_op import run_op, take_passes
 from ...storage.checkpoints.snapshot import Copies, capture_state, reserve_memory
 from ...storage.checkpoints.state_files import StateFiles, read_record
 from ...storage.disk import Checksum, write_tensors
@@ -321,6 +321,7 @@ class Rank(Weights, Policies):
         if call.worker is not None:
             worker = self.workers[call.worker]
             reply.weights = (worker.version, worker.dirty, worker.stamp)
+            reply.passes = take_passes(op, worker)
         reply.pulled, reply.warnings = self._now.pulled, tuple(self._now.warnings)
         reply.failures = tuple(self._now.failures)
         reply.times, reply.memory = (self._now.asked, self._now.ready, time()), self._probe.look()

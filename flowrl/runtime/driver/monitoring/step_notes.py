@@ -14,6 +14,7 @@ from ....graph.ops.op import Op
 from ....graph.tracing.reported_metrics import OF_POLICY
 from ....schedule.events import Publish
 from ....schedule.scheme import Scheme
+from ....workers.decode_passes import DecodePasses
 from ....workers.decode_slots import DecodeSlots
 from ....workers.engine import Published
 from ....workers.environment_waits import EnvironmentWaits
@@ -71,8 +72,9 @@ class StepNotes:
         due: float | None = None,
         after: Release | None = None,
         ranks: Sequence[RankTime] = (),
+        passes: Sequence[DecodePasses] = (),
     ) -> None:
-        """Note what a call took and made, what let it begin, and what ``ranks`` did of it.
+        """Note what a call took and made, what let it begin, what ``ranks`` did of it, and ``passes`` of its engine.
 
         Arithmetic on fields takes no pool and no time worth a line.
         """
@@ -93,7 +95,7 @@ class StepNotes:
             pool = pools[0] if pools else ""
             size = 0 if rows is None else len(rows)
             waited = {"issued": call.issued, "due": due, "after": after, "ranks": within(ranks, start, end)}
-            how: dict[str, Any] = waited | _sampled(call.op, result)
+            how: dict[str, Any] = waited | _sampled(call.op, result) | {"passes": tuple(passes)}
             step.timings.append(Timing(node, call.step, pool, start, end, size, length, call.index, chunk, **how))
             if call.op.updates == "weights" and (gap := gap_in(result)):
                 step.gaps[node] = gap

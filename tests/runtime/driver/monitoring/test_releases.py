@@ -62,6 +62,18 @@ def test_ranks_are_within_their_call(recorded: tuple[str, Path]) -> None:
     assert ranks == ({2, 3} if kind == "ranks" else set()), "the reward is on two ranks"
 
 
+def test_calls_that_sample_tell_the_passes_of_their_engine(recorded: tuple[str, Path]) -> None:
+    """Each token but the first of a row is of a pass, and those of passes in which other rows begin are not told."""
+    timeline = lines(recorded[1], "timeline")
+    generated = [line for line in timeline if line["node"] == "actor.generate"]
+    assert not any("passes" in line for line in timeline if line["node"] != "actor.generate")
+    told = [each for line in generated for each in line.get("passes", ())]
+    sampled = sum(line["tokens"] - line["prompt"] - line["rows"] for line in generated)
+    assert 0 < sum(rows for _, rows, _, _ in told) <= sampled
+    for count, rows, context, seconds in told:
+        assert count <= rows < context and seconds > 0
+
+
 def test_memory_is_recorded_at_the_end_of_each_step(recorded: tuple[str, Path]) -> None:
     kind, out = recorded
     memory = lines(out, "memory")
