@@ -161,6 +161,7 @@ def _lines(path: Path) -> Iterable[dict[str, Any]]:
         try:
             line = json.loads(text)
             usable = isinstance(line["node"], str) and isinstance(line["step"], int) and line["end"] >= line["start"]
+            usable = usable and all(count > 0 <= rows + seconds for count, rows, _, seconds in line.get("passes", ()))
         except (ValueError, KeyError, TypeError):
             usable, line = False, {}
         if not usable:

@@ -150,7 +150,7 @@ def _fit_passes(passes: Sequence[SampledPasses]) -> tuple[float, ...] | None:
     Passes of about as many rows count as one, by their median: now and then one takes far longer.
     """
     by_rows: dict[int, list[SampledPasses]] = {}
-    for each in passes:
+    for each in (p for p in passes if p.seconds > 0):  # a fake engine may take no time
         by_rows.setdefault((each.rows // each.count).bit_length(), []).append(each)
     middle = [_middle(alike) for _, alike in sorted(by_rows.items())]
     if len(middle) < len(_OF_PASSES) or middle[-1][1][1] < _SPREAD * middle[0][1][1]:

@@ -207,6 +207,16 @@ def test_a_pass_that_took_far_too_long_changes_nothing():
     assert found == (pytest.approx(1e-3), pytest.approx(5e-4), pytest.approx(2e-6))
 
 
+def test_passes_that_take_no_time_tell_nothing():
+    """Those of a fake engine without latencies."""
+    calls, passes = list[SampledCall](), list[SampledPasses]()
+    for step in range(8):
+        lengths = [1 + step, 20, 30]
+        passes += passes_of(step, lengths, 4, token=0.0, row=0.0)
+        calls.append(sampled(step, 1e-3 * max(lengths) + 2e-4 * sum(lengths), 4, lengths))
+    assert fit_curve(calls, 1, passes) == fit_curve(calls)
+
+
 def test_passes_that_are_alike_tell_nothing():
     """All rows have one length: passes are of one width, so calls have to tell."""
     calls, passes = list[SampledCall](), list[SampledPasses]()
