@@ -239,7 +239,7 @@ def many_runs(asked: argparse.Namespace, ends: float) -> int:
     while sum(line["faults"] for line in lines) < asked.total and time.monotonic() < ends:
         setting = settings[len(lines) % len(settings)]
         seed, began = asked.seed + len(lines), time.monotonic()
-        done, findings = one_run(asked, setting, seed=seed, ends=min(ends, began + asked.seconds))
+        done, findings = one_run(asked, setting, seed=seed, ends=began + asked.seconds)
         lines.append(
             {
                 **asdict(setting),
@@ -296,7 +296,7 @@ def main(words: list[str] | None = None) -> int:
     )
     parser.add_argument("--total", type=int, default=0, help="faults of many short runs, each of --faults")
     parser.add_argument("--record", type=Path, default=Path("kills.jsonl"), help="what the runs of --total came to")
-    parser.add_argument("--hours", type=float, default=12.0, help="for --total")
+    parser.add_argument("--hours", type=float, default=12.0, help="for --total: begin no other run after that time")
     parser.add_argument("--seconds", type=float, default=7200.0, help="for one run and its undisturbed one")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args(words)
