@@ -134,7 +134,7 @@ class ContinuousBatch(ABC):
     def forget_cache(self) -> None:
         """Compute what is kept of the running rows again."""
 
-    def seconds(self) -> float:
+    def _now(self) -> float:
         """The time on the clock by which passes are measured."""
         return perf_counter()
 
@@ -268,7 +268,7 @@ class ContinuousBatch(ABC):
 
     def _note_pass(self, rows: list[RunningRow], context: int) -> None:
         """Note a pass from the end of the one before it, unless rows have begun in it or nothing ran between."""
-        before, now, these = self._last, self.seconds(), frozenset(rows)
+        before, now, these = self._last, self._now(), frozenset(rows)
         if before is not None and rows and these <= before[1]:
             self.passes.add(DecodePasses(1, len(rows), context, now - before[0]))
         self._last = (now, these) if self._rows else None

@@ -120,7 +120,7 @@ class FakeEngine(ContinuousBatch):
 
     # -- what the batch asks ------------------------------------------------------------------------------------------
 
-    def seconds(self) -> float:
+    def _now(self) -> float:
         """The time on its clock."""
         return self.clock.now()
 

@@ -2,7 +2,8 @@
 
 There torch calls MKL, which uses AVX-512 on CPUs of Intel alone. oneDNN, which torch has too, uses it on both. It
 prepares a kernel for each number of rows, so rows are rounded up to one of eight numbers in each octave. Zen 4 has
-AVX-512 too, but computes it in two halves: MKL is as fast there, and faster for few rows.
+AVX-512 too, but computes it in two halves: there oneDNN gains a tenth from 512 rows on, loses more for few rows, and a
+whole step is faster without it (docs/benchmarks.md).
 """
 
 from __future__ import annotations

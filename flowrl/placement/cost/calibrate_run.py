@@ -161,7 +161,10 @@ def _lines(path: Path) -> Iterable[dict[str, Any]]:
         try:
             line = json.loads(text)
             usable = isinstance(line["node"], str) and isinstance(line["step"], int) and line["end"] >= line["start"]
-            usable = usable and all(count > 0 <= rows + seconds for count, rows, _, seconds in line.get("passes", ()))
+            passes = line.get("passes", ())
+            usable = usable and all(
+                count > 0 and rows + context + seconds >= 0 for count, rows, context, seconds in passes
+            )
         except (ValueError, KeyError, TypeError):
             usable, line = False, {}
         if not usable:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from math import ceil
+from math import ceil, inf
 from statistics import median
 
 from .continuous_batch import Engine, seconds_of
@@ -199,7 +199,10 @@ def _fit_calls(
     if any(known):
         told = [part for part in told if part not in _OF_PASSES]
     targets = [1.0 - sum(f * each for f, each in zip(known, row, strict=True)) for row in rows]
-    found = _smallest_fit(rows, targets, told, lambda more: usual([f + k for f, k in zip(more, known, strict=True)]))
+    least = sum(target**2 for target in targets) if any(known) else inf  # what is left without a further part
+    found = _smallest_fit(
+        rows, targets, told, lambda more: usual([f + k for f, k in zip(more, known, strict=True)]), least
+    )
     return tuple(f + k for f, k in zip(found, known, strict=True))
 
 
@@ -208,11 +211,13 @@ def _smallest_fit(
     targets: Sequence[float],
     told: Sequence[int],
     usual: Callable[[Sequence[float]], bool] = lambda figures: True,
+    least: float = inf,
 ) -> tuple[float, ...]:
     """Return figures of at least 0 for the parts that are ``told``: of sets of parts the smallest that is about as good
-    as any; of sets of one size that are about as good the first in the order of the parts.
+    as any; of sets of one size that are about as good the first in the order of the parts. None is a set too where it
+    leaves as little as ``least`` of the squares.
     """
-    best, least = (0.0,) * len(PARTS), sum(target**2 for target in targets)
+    best = (0.0,) * len(PARTS)
     worth = len(rows) ** (-1 / len(rows))  # what a further part has to leave of the rest (Schwarz 1978)
     exact = 1e-18 * len(rows)
     for size in range(1, len(told) + 1):

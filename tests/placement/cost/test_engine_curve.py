@@ -207,6 +207,16 @@ def test_a_pass_that_took_far_too_long_changes_nothing():
     assert found == (pytest.approx(1e-3), pytest.approx(5e-4), pytest.approx(2e-6))
 
 
+def test_calls_that_follow_no_rule_still_take_time():
+    """A curve that says nothing would have a simulation sample at once."""
+    chance, calls = random.Random(2), list[SampledCall]()
+    for step in range(8):
+        lengths = drawn(chance, 8)
+        calls.append(sampled(step, 10.0 ** (2 * (step % 2) - step % 3), 4, lengths))
+    curve = fit_curve(calls)
+    assert curve is not None and curve.of_call(calls[0]) > 0
+
+
 def test_passes_that_take_no_time_tell_nothing():
     """Those of a fake engine without latencies."""
     calls, passes = list[SampledCall](), list[SampledPasses]()
