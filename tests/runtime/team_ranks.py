@@ -87,12 +87,12 @@ def use_teams(monkeypatch, change=lambda number, engine: None):
         team, place, shards = found[(number - 1) // 2, opened[number]], (number - 1) % 2, engine.shards
         opened[number] += 1
         engine.ranks, engine.any_rank = 2, lambda said: team.any_rank(place, said)
-        engine.shards = lambda: [replace(shard, main=shard.main and number == 1) for shard in shards()]
+        engine.shards = lambda: [replace(shard, main=shard.main and place == 0) for shard in shards()]
         change(number, engine)
         return engine
 
     monkeypatch.setattr(Rank, "open", open_on)
-    monkeypatch.setattr(Rank, "join_pool", lambda *said: None)
+    monkeypatch.setattr(Rank, "join_team", lambda *said: None)
     monkeypatch.setattr(flowrl.backends, "open_engine", open_one)
     monkeypatch.setattr(direct, "Direct", Lanes)
     for name in ("SLICE", "TOLD_EVERY", "TOLD_TIMES"):

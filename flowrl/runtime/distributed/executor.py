@@ -10,7 +10,7 @@ from typing import Any
 from ...batch import Batch
 from ...errors import RankLost
 from ...graph.tracing.trace_records import HandleLike
-from ...lowering.deployment import Deployment
+from ...lowering.deployment import Deployment, replicas_apart
 from ...workers.engine import Engine, Published
 from ...workers.headway import Headway, headway
 from ...workers.model_options import Build, Model
@@ -60,7 +60,7 @@ class DistributedExecutor(OpenGroups):
         blueprints = {name: blueprint_of(name, d) for name, d in declared.items()}
         config = RankConfig(blueprints, open_engine, open_tokenizer, str(out.resolve()), seed)
         client = RankClient(ranks, pools, deadline=deadline, staleness=staleness, copies=copies)
-        super().__init__(declared, ranks, client, deployments, config, swapped)
+        super().__init__(declared, ranks, client, replicas_apart(deployments), config, swapped)
         self.recovery = Recovery(self, patience=patience, least=least or {})
         self.run = RunServices()
         self._shared: dict[str, EngineOnRanks] = {}  # of copies that generate

@@ -40,7 +40,7 @@ class OpenGroups:
     """Opens workers on ranks. ``deployments`` say where, by worker and whether it is the copy that generates.
 
     ``swapped`` are those, such as ``actor.train``, that leave the memory of their pool for others between their calls.
-    ``joined`` are the pools whose ranks have a process group. ``warn`` is told what ranks say as they open a worker.
+    ``teams`` are the ranks of each pool that compute together, and ``joined`` those that have their process group.
     """
 
     def __init__(
@@ -56,7 +56,12 @@ class OpenGroups:
         self.config, self.swapped, self.folder = config, swapped, Path(config.folder)
         self.workers: dict[str, WorkerGroup] = {}
         self.servers: dict[str, WorkerGroup] = {}
-        self.joined: set[str] = set()
+        self.teams: dict[str, list[tuple[int, ...]]] = {}
+        for each in self.deployments.values():
+            there = client.pools[each.pool]
+            if each.spec.collective:
+                self.teams[each.pool] = [tuple(there[place] for place in team) for team in each.teams]
+        self.joined: set[int] = set()
         self.began_without: dict[str, dict[str, int]] = {}  # pools that began with fewer ranks, until that is said
         self._started = False
         self._tokenizers = config.tokenizers()
@@ -88,7 +93,7 @@ class OpenGroups:
         deployment = self.deployments[name, serving]
         self.start_ranks()
         ranks = self.client.pools[deployment.pool]
-        self.join_pool(deployment.pool)
+        self.join_teams(deployment.pool)
         whole = len(ranks) == len(deployment.shares)
         shares = deployment.shares if whole else range(len(ranks))  # of replicas some are gone
         group = WorkerGroup(self.client, self.config.blueprints[name], deployment.spec, ranks, shares)
@@ -177,16 +182,21 @@ class OpenGroups:
         text = json.dumps({str(rank): where for rank, where in sorted(self.ranks.where.items())}, indent=1)
         (self.folder / "ranks.json").write_text(text)
 
-    def join_pool(self, pool: str) -> None:
-        """Have the ranks of a pool whose models compute together form a process group."""
-        if pool in self.joined or not any(d.pool == pool and d.spec.collective for d in self.deployments.values()):
+    def team_of(self, rank: int) -> tuple[int, ...]:
+        """Return the ranks that have a process group with one, which start together; it alone, where it has none."""
+        found = (team for teams in self.teams.values() for team in teams if rank in team and rank in self.joined)
+        return next(found, (rank,))
+
+    def join_teams(self, pool: str) -> None:
+        """Have the ranks of a pool whose models compute together form process groups, those that have none."""
+        teams = [team for team in self.teams.get(pool, ()) if self.joined.isdisjoint(team)]
+        if not teams:
             return
-        ranks = self.client.pools[pool]
-        meeting = self.client.call_all(ranks[:1], "meeting_point")[ranks[0]]
+        meetings = self.client.call_all([team[0] for team in teams], "meeting_point")
         seconds = (self.client.deadline or 1740.0) + 60  # the driver is the first to find that a rank hangs
-        sent = self.client.send("join_pool", {r: (len(ranks), n, meeting, seconds) for n, r in enumerate(ranks)})
-        self.client.wait(sent, f"joining the ranks of pool '{pool}'")
-        self.joined.add(pool)
+        words = {r: (len(t), n, meetings[t[0]], seconds) for t in teams for n, r in enumerate(t)}
+        self.client.wait(self.client.send("join_team", words), f"joining the ranks of pool '{pool}'")
+        self.joined |= words.keys()
 
     def forget_groups(self, ranks: Collection[int]) -> None:
         """Forget the groups on ranks that were started anew, and weights that any has set aside."""

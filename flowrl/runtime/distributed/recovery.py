@@ -53,12 +53,8 @@ class Recovery:
         """
         groups, client = self.groups, self.client
         pools = {client.pool_of(rank) for rank in lost.ranks} & client.pools.keys()
-        fallen = [
-            rank
-            for pool in pools
-            for rank in client.pools[pool]
-            if rank in lost.ranks or pool in groups.joined  # who computes together starts together
-        ]
+        teams = {other for rank in lost.ranks for other in groups.team_of(rank)}
+        fallen = [rank for pool in pools for rank in client.pools[pool] if rank in teams]
         hit = [g for g in groups.all_groups() if not set(g.ranks).isdisjoint(fallen)]
         states = [self._find_state(group, fallen) for group in hit]
         if self._inconsistent or not fallen or None in states:
@@ -70,9 +66,10 @@ class Recovery:
             client.forget_ranks(fallen)
             for server in groups.servers.values():
                 server.forget_kept(fallen)
-            for pool in pools & groups.joined:
-                groups.joined.discard(pool)
-                groups.join_pool(pool)
+            torn = {pool for pool in pools if not groups.joined.isdisjoint(client.pools[pool])}
+            groups.joined -= set(fallen)
+            for pool in torn:
+                groups.join_teams(pool)
             for group, state in zip(hit, states, strict=True):
                 assert state is not None, "all of them have one"
                 if new := [r for r in group.ranks if r in fallen]:
@@ -135,7 +132,7 @@ class Recovery:
             return _State()
         if group.aside:
             return None
-        if alive and group.is_model and not group.spec.collective:  # each of them has all
+        if alive and group.is_model:  # each of them has all, or each team: who is lost with it has fallen too
             return _State.of(group.part(alive))
         trained = self.groups.workers.get(group.name) if group.spec.serving else None
         if trained is not None and set(trained.ranks).isdisjoint(fallen):
@@ -213,7 +210,7 @@ class Recovery:
         pools = {client.pool_of(rank) for rank in {*(() if lost.alive else lost.ranks), *inconsistent}}
         pools &= client.pools.keys()
         dead = [rank for pool in pools for rank in client.pools[pool]]
-        groups.joined -= pools  # all of this is forgotten first: others may die while these are started
+        groups.joined -= set(dead)  # all of this is forgotten first: others may die while these are started
         client.forget()
         groups.forget_groups(dead)
         if dead:

@@ -6,6 +6,7 @@ The engine is `hf` on each of two ranks (`team_ranks.py`).
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import direct
@@ -18,6 +19,7 @@ from flowrl.errors import RunError
 from flowrl.placement.cluster.cluster import Cluster
 from flowrl.placement.cluster.mesh import Mesh
 from flowrl.placement.plan.plan import Pipeline, Place, Plan, Pool
+from flowrl.runtime.distributed.rank_process.rank import Rank
 from flowrl.runtime.distributed.ray.rank_actor import lane_of
 from flowrl.runtime.storage.digest_lines import read_begun
 from flowrl.runtime.storage.replay_folder import Replay, prepare_replay
@@ -109,6 +111,52 @@ def test_ranks_of_a_team_are_lost_together_and_their_rows_go_on(module, calm, tm
     assert kept and all("kept tokens: actor.generate of step" in text and "on rank 1" in text for text in kept)
     copies = [r for r, method in place.ranks.calls if method == "keep_copy"]
     assert copies and not {1, 2} & set(copies), "those of both are on a rank that is not lost with them"
+
+
+@pytest.mark.parametrize(("rank", "count"), [(1, 9), (4, 9), (4, 25)])
+def test_a_team_that_is_lost_leaves_the_other_one_alone(module, calm, tmp_path, rank, count):
+    """It gets its weights from the other team, and its rows go on from what was told of them."""
+    made = plan("dp=2,tp=2", staleness=1, publish="interrupt")
+    found, place = run(module, tmp_path / "run", made, kill=("advance", count, rank))
+    check_equal(found, calm)
+    team, first = ([1, 2], 1) if rank < 3 else ([3, 4], 3)
+    assert sorted(place.ranks.restarted) == team
+    assert [e["text"] for e in events(tmp_path / "run", "renewed")] == [f"ranks {team[0]}, {team[1]}"]
+    kept = [event["text"] for event in events(tmp_path / "run", "kept")]
+    assert kept and all(text.endswith(f"on rank {first}") for text in kept)
+    opened = [r for r, method in place.ranks.calls if method == "join_team"]
+    assert sorted(opened) == sorted([1, 2, 3, 4, *team]), "a process group of each team, and again of the lost one"
+
+
+@pytest.mark.parametrize("rank", [1, 2, 4])
+def test_a_team_that_is_lost_in_a_whole_call_does_its_own_part_again(module, tmp_path, monkeypatch, rank):
+    wanted, _ = run(module, tmp_path / "calm", plan("dp=2,tp=2"))
+    asked, send = [], direct.Direct.send
+
+    def dies(ranks, at, method, *said):
+        if method == "run" and said[0].title == "actor.generate":
+            asked.append(at)
+            if asked.count(at) == 2 and at == rank:
+                ranks.dead.add(at)
+        return send(ranks, at, method, *said)
+
+    monkeypatch.setattr(direct.Direct, "send", dies)
+    found, place = run(module, tmp_path / "run", plan("dp=2,tp=2"))
+    assert found == wanted
+    team = [1, 2] if rank < 3 else [3, 4]
+    assert sorted(place.ranks.restarted) == team and not events(tmp_path / "run", "recovered")
+    assert Counter(asked) == {r: module.STEPS + (r in team) for r in (1, 2, 3, 4)}
+
+
+@pytest.mark.parametrize(("mesh", "joined"), [("dp=2,tp=2", [(2, 0), (2, 1)] * 2), ("tp=2", [(2, 0), (2, 1)])])
+def test_each_team_has_a_process_group_of_its_own(module, tmp_path, monkeypatch, mesh, joined):
+    asked = []
+    monkeypatch.setattr(Rank, "join_team", lambda rank, *said: asked.append((rank.number, *said)))
+    run(module, tmp_path / "run", plan(mesh))
+    asked.sort()
+    assert [(size, number) for _, size, number, *_ in asked] == joined
+    meetings = [meeting for *_, meeting, _ in asked]
+    assert meetings[::2] == meetings[1::2] and len(set(meetings)) == len(joined) // 2
 
 
 def test_rows_that_ranks_of_a_team_had_not_alike_end_the_run(module, tmp_path, monkeypatch):
