@@ -94,8 +94,10 @@ class OpenGroups:
         self.start_ranks()
         ranks = self.client.pools[deployment.pool]
         self.join_teams(deployment.pool)
-        whole = len(ranks) == len(deployment.shares)
-        shares = deployment.shares if whole else range(len(ranks))  # of replicas some are gone
+        shares: Sequence[int] = deployment.shares
+        if len(ranks) != len(shares):  # replicas, of which some are gone
+            number = {rank: n for n, team in enumerate(self.teams.get(deployment.pool, ())) for rank in team}
+            shares = [number[rank] for rank in ranks] if deployment.spec.collective else range(len(ranks))
         group = WorkerGroup(self.client, self.config.blueprints[name], deployment.spec, ranks, shares)
         at = self.declared[name].at
         try:
@@ -148,14 +150,19 @@ class OpenGroups:
         return late
 
     def drop_ranks(self, gone: Collection[int]) -> None:
-        """Go on without ranks that cannot be started again: others of their pools stand in for them."""
+        """Go on without ranks that cannot be started again, all of a team: others of their pools stand in for them."""
         stand_ins: dict[int, int] = {}
-        for ranks in self.client.pools.values():
-            left = [rank for rank in ranks if rank not in gone]
-            stand_ins |= {rank: left[n % len(left)] for n, rank in enumerate(r for r in ranks if r in gone)}
+        for pool, ranks in self.client.pools.items():
+            teams = list(dict.fromkeys(map(self.team_of, ranks)))
+            left = [team for team in teams if team[0] not in gone]
+            for number, team in enumerate(team for team in teams if team not in left):
+                stand_ins |= zip(team, left[number % len(left)], strict=True)
+            if pool in self.teams:
+                self.teams[pool] = left
+        self.joined -= stand_ins.keys()
         for group in self.all_groups():
             if not stand_ins.keys().isdisjoint(group.ranks):
-                group.resize([rank for rank in group.ranks if rank not in stand_ins])
+                group.leave(stand_ins)
         self.client.take_over(stand_ins)
         self.ranks.take_over(stand_ins)
         self._write_where()
@@ -174,8 +181,8 @@ class OpenGroups:
         return {pool: {"ranks": n, "planned": of} for pool, (n, of) in sizes.items() if n != of}
 
     def can_shrink(self, pool: str) -> bool:
-        """Whether each rank of a pool has all of every worker there: replicas, of which some may be gone."""
-        return not any(d.pool == pool and d.spec.collective for d in self.deployments.values())
+        """Whether a pool has replicas, of which some may be gone: each rank or team has all of every worker."""
+        return all(len(d.teams) > 1 for d in self.deployments.values() if d.pool == pool and d.spec.collective)
 
     def _write_where(self) -> None:
         """Write which rank is which process, for whoever looks after them: ``ranks.json``."""
@@ -183,9 +190,24 @@ class OpenGroups:
         (self.folder / "ranks.json").write_text(text)
 
     def team_of(self, rank: int) -> tuple[int, ...]:
-        """Return the ranks that have a process group with one, which start together; it alone, where it has none."""
-        found = (team for teams in self.teams.values() for team in teams if rank in team and rank in self.joined)
-        return next(found, (rank,))
+        """Return the ranks that compute together with one, which start together; it alone, where there are none."""
+        return next((team for teams in self.teams.values() for team in teams if rank in team), (rank,))
+
+    def team_size(self, pool: str) -> int:
+        """Return how many ranks of a pool compute together."""
+        return len(self.teams[pool][0]) if pool in self.teams else 1
+
+    def add_team(self, pool: str, team: Sequence[int]) -> None:
+        """Have ranks that have come to a pool form a process group, where its ranks have one."""
+        if pool in self.teams:
+            self.teams[pool].append(tuple(team))
+            self.join_teams(pool)
+
+    def remove_team(self, pool: str, team: Sequence[int]) -> None:
+        """Forget a team that has come and does not take part."""
+        if pool in self.teams:
+            self.teams[pool] = [each for each in self.teams[pool] if each != tuple(team)]
+            self.joined -= set(team)
 
     def join_teams(self, pool: str) -> None:
         """Have the ranks of a pool whose models compute together form process groups, those that have none."""

@@ -123,10 +123,12 @@ class WorkerGroup:
         return next((copy for copy in self.copies if rank in copy), (rank,))
 
     def _places_of(self, ranks: Sequence[int]) -> list[int]:
-        """Return the parts of the rows that some of its ranks have where the others are gone."""
+        """Return the parts of the rows that these ranks have where it is on them alone: some of its own, and others
+        that have come, which compute together if its own do."""
         known = dict(zip(self.ranks, self.places, strict=True))
-        number = {place: n for n, place in enumerate(dict.fromkeys(known[rank] for rank in ranks))}
-        return [number[known[rank]] for rank in ranks]
+        places = [known.get(rank, -1 if self.spec.collective else -1 - rank) for rank in ranks]
+        number = {place: n for n, place in enumerate(dict.fromkeys(places))}
+        return [number[place] for place in places]
 
     def beside(self) -> dict[int, tuple[int, ...]]:
         """Return, by the first rank of each team, the others that split the engine with it; none of whole models."""
@@ -147,11 +149,17 @@ class WorkerGroup:
             self.serves_rows = False
             self.client.call_all(self.keepers, "end_rows", self.key, what=f"{self.name}: rows that nobody waits for")
 
-    def resize(self, ranks: Sequence[int]) -> None:
-        """Be on these ranks, replicas of each other, from here on; others are gone."""
-        self.move_to(ranks, range(len(ranks)))
-        self.held = {rank: held for rank, held in self.held.items() if rank in self.ranks}
-        self.stamps = {rank: stamp for rank, stamp in self.stamps.items() if rank in self.ranks}
+    def leave(self, gone: Collection[int]) -> None:
+        """Be on the other ranks alone from here on, which have whole copies."""
+        left = [rank for rank in self.ranks if rank not in gone]
+        self.move_to(left, self._places_of(left))
+        self.held = {rank: held for rank, held in self.held.items() if rank in left}
+        self.stamps = {rank: stamp for rank, stamp in self.stamps.items() if rank in left}
+
+    def join(self, team: Sequence[int]) -> None:
+        """Be on these ranks too from here on, which compute together if its own do."""
+        ranks = [*self.ranks, *team]
+        self.move_to(ranks, self._places_of(ranks))
 
     @property
     def title(self) -> str:

@@ -148,10 +148,69 @@ def test_a_team_that_is_lost_in_a_whole_call_does_its_own_part_again(module, tmp
     assert Counter(asked) == {r: module.STEPS + (r in team) for r in (1, 2, 3, 4)}
 
 
+S_1 = {"staleness": 1, "publish": "interrupt"}
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "kill"), [(S_1, ("advance", 9, 4)), (S_1, ("advance", 9, 1)), ({}, ("run", 1, 3))]
+)
+def test_a_run_goes_on_without_a_team_that_is_lost_for_good(module, tmp_path, pipeline, kill):
+    """Also with the one of them that could be started again: it cannot compute without the other."""
+    made = plan("dp=2,tp=2", **pipeline)
+    wanted, _ = run(module, tmp_path / "calm", made)
+    found, place = run(module, tmp_path / "run", made, kill=kill, homeless={kill[2]})
+    check_equal(found, wanted)
+    gone, left = ((1, 2), (3, 4)) if kill[2] < 3 else ((3, 4), (1, 2))
+    assert place.client.pools["rollout"] == left and not events(tmp_path / "run", "recovered")
+    said = f"pool 'rollout' goes on with 2 ranks: ranks {gone[0]}, {gone[1]} could not be started again within 120 s"
+    assert [event["text"] for event in events(tmp_path / "run", "resized")] == [said]
+    assert all(event["text"].endswith(f"on rank {left[0]}") for event in events(tmp_path / "run", "kept"))
+
+
+@pytest.mark.parametrize("pipeline", [S_1, {}])
+def test_two_ranks_that_come_are_a_team(module, tmp_path, pipeline):
+    made = plan("dp=2,tp=2", **pipeline)
+    wanted, _ = run(module, tmp_path / "calm", made)
+    kill = ("advance" if pipeline else "run", 3 if pipeline else 1, 4)
+    found, place = run(module, tmp_path / "run", made, kill=kill, homeless={4}, room=1, coming=2)
+    check_equal(found, wanted)
+    assert place.client.pools["rollout"] == (1, 2, 6, 7)
+    said = [event["text"] for event in events(tmp_path / "run", "resized")]
+    assert said[1:] == ["pool 'rollout' has all its ranks: ranks 6, 7 have come"]
+    done = Counter(place.ranks.calls)
+    assert done[6, "begin" if pipeline else "run"] == done[7, "begin" if pipeline else "run"] > 0
+
+
+def test_one_that_comes_alone_does_not_take_part(module, tmp_path):
+    made = plan("dp=2,tp=2", **S_1)
+    _, place = run(module, tmp_path / "run", made, kill=("advance", 3, 4), homeless={4}, room=1)
+    assert place.client.pools["rollout"] == (1, 2) and len(events(tmp_path / "run", "resized")) == 1
+    assert (6, "open") not in place.ranks.calls
+
+
+def test_a_team_that_fails_as_it_takes_part_is_given_up(module, tmp_path, monkeypatch):
+    opened = Rank.open
+
+    def fails(rank, spec):
+        if rank.number == 7:
+            raise RuntimeError("there is no memory")
+        return opened(rank, spec)
+
+    monkeypatch.setattr(Rank, "open", fails)
+    made = plan("dp=2,tp=2", **S_1)
+    _, place = run(module, tmp_path / "run", made, kill=("advance", 3, 4), homeless={4}, room=1, coming=2)
+    assert place.client.pools["rollout"] == (1, 2)
+    assert any(
+        "ranks 6, 7 came to pool 'rollout', and could not take part: " in event["text"]
+        and "there is no memory" in event["text"]
+        for event in events(tmp_path / "run", "warning")
+    )
+
+
 @pytest.mark.parametrize(("mesh", "joined"), [("dp=2,tp=2", [(2, 0), (2, 1)] * 2), ("tp=2", [(2, 0), (2, 1)])])
 def test_each_team_has_a_process_group_of_its_own(module, tmp_path, monkeypatch, mesh, joined):
-    asked = []
-    monkeypatch.setattr(Rank, "join_team", lambda rank, *said: asked.append((rank.number, *said)))
+    asked, join = [], Rank.join_team
+    monkeypatch.setattr(Rank, "join_team", lambda rank, *said: asked.append((rank.number, *said)) or join(rank, *said))
     run(module, tmp_path / "run", plan(mesh))
     asked.sort()
     assert [(size, number) for _, size, number, *_ in asked] == joined
