@@ -126,6 +126,11 @@ def replicas_apart(deployments: Deployments) -> dict[tuple[str, bool], Deploymen
     return found
 
 
+def teams_of(deployments: Deployments, pool: str) -> tuple[tuple[int, ...], ...]:
+    """Return the places in a pool by who computes together; none where each rank is by itself."""
+    return next((each.teams for each in deployments.values() if each.pool == pool and each.spec.collective), ())
+
+
 def number_ranks(plan: Plan, used: Collection[str] | None = None) -> dict[str, tuple[int, ...]]:
     """Return the numbers of the ranks of each pool, counted over pools in the order of the plan."""
     ranks: dict[str, tuple[int, ...]] = {}

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import cloudpickle
 
 from flowrl.errors import RankLost
-from flowrl.lowering.deployment import number_ranks
+from flowrl.lowering.deployment import number_ranks, replicas_apart
 from flowrl.lowering.lower import lower
 from flowrl.placement.plan.plan import Plan
 from flowrl.runtime.distributed.executor import DistributedExecutor
@@ -197,7 +197,8 @@ def executor_of(executions, flow, out, *, seed=0, **how):
     """What opens the workers of these programs."""
     from flowrl.backends import open_engine, open_tokenizer
 
-    deployments = {key: found for execution in executions for key, found in execution.deployments.items()}
+    found = {key: found for execution in executions for key, found in execution.deployments.items()}
+    deployments = replicas_apart(found)
     pools = number_ranks(executions[0].plan, {d.pool for d in deployments.values()} or None)
     return DistributedExecutor(
         {h.name: h for h in flow.handles},

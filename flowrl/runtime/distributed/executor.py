@@ -10,7 +10,7 @@ from typing import Any
 from ...batch import Batch
 from ...errors import RankLost
 from ...graph.tracing.trace_records import HandleLike
-from ...lowering.deployment import Deployment, replicas_apart
+from ...lowering.deployment import Deployment
 from ...workers.engine import Engine, Published
 from ...workers.headway import Headway, headway
 from ...workers.model_options import Build, Model
@@ -33,8 +33,9 @@ from .worker_group import Staged, WorkerGroup
 class DistributedExecutor(OpenGroups):
     """Opens workers on ranks, and runs their calls there: see :class:`flowrl.runtime.executor.Executor`.
 
-    ``deployments`` by worker and whether it is the copy that generates; ``pools`` the ranks of each pool. ``swapped``
-    are those, such as ``actor.train``, that leave the memory of their pool for others between their calls.
+    ``deployments`` by worker and whether it is the copy that generates, as
+    :func:`~flowrl.lowering.deployment.replicas_apart` has them; ``pools`` the ranks of each pool. ``swapped`` are
+    those, such as ``actor.train``, that leave the memory of their pool for others between their calls.
     ``patience``: the seconds in which a lost replica has to be started again, else the run goes on without it; None
     waits for it. ``least``: how many ranks of a pool have to be there; else one of replicas, and all of others.
     """
@@ -60,7 +61,7 @@ class DistributedExecutor(OpenGroups):
         blueprints = {name: blueprint_of(name, d) for name, d in declared.items()}
         config = RankConfig(blueprints, open_engine, open_tokenizer, str(out.resolve()), seed)
         client = RankClient(ranks, pools, deadline=deadline, staleness=staleness, copies=copies)
-        super().__init__(declared, ranks, client, replicas_apart(deployments), config, swapped)
+        super().__init__(declared, ranks, client, deployments, config, swapped)
         self.recovery = Recovery(self, patience=patience, least=least or {})
         self.run = RunServices()
         self._shared: dict[str, EngineOnRanks] = {}  # of copies that generate

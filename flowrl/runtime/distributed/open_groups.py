@@ -11,7 +11,7 @@ from ...errors import FlowError, RankLost, WorkerError
 from ...graph.stand_ins.argument_trees import rebuild
 from ...graph.stand_ins.values import is_handle
 from ...graph.tracing.trace_records import HandleLike
-from ...lowering.deployment import Deployment
+from ...lowering.deployment import Deployment, teams_of
 from ..transfer.rendezvous import forget_meetings
 from .protocol import Blueprint, Named, RankConfig
 from .rank_client import Link, RankClient
@@ -57,10 +57,9 @@ class OpenGroups:
         self.workers: dict[str, WorkerGroup] = {}
         self.servers: dict[str, WorkerGroup] = {}
         self.teams: dict[str, list[tuple[int, ...]]] = {}
-        for each in self.deployments.values():
-            there = client.pools[each.pool]
-            if each.spec.collective:
-                self.teams[each.pool] = [tuple(there[place] for place in team) for team in each.teams]
+        for pool, there in client.pools.items():
+            if teams := teams_of(deployments, pool):
+                self.teams[pool] = [tuple(there[place] for place in team) for team in teams]
         self.joined: set[int] = set()
         self.began_without: dict[str, dict[str, int]] = {}  # pools that began with fewer ranks, until that is said
         self._started = False
@@ -140,6 +139,8 @@ class OpenGroups:
             missing = self.ranks.start(self.config)
             for pool, ranks in self.client.pools.items():
                 self.client.pools[pool] = tuple(rank for rank in ranks if rank not in missing)
+            for pool, teams in self.teams.items():
+                self.teams[pool] = [team for team in teams if team[0] not in missing]
             self.began_without = self.replicas()
             self._write_where()
 
@@ -182,7 +183,7 @@ class OpenGroups:
 
     def can_shrink(self, pool: str) -> bool:
         """Whether a pool has replicas, of which some may be gone: each rank or team has all of every worker."""
-        return all(len(d.teams) > 1 for d in self.deployments.values() if d.pool == pool and d.spec.collective)
+        return len(teams_of(self.deployments, pool)) != 1
 
     def _write_where(self) -> None:
         """Write which rank is which process, for whoever looks after them: ``ranks.json``."""

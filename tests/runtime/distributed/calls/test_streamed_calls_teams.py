@@ -31,12 +31,12 @@ def teams(monkeypatch):
     use_teams(monkeypatch)
 
 
-def plan(mesh: str = "", **pipeline) -> Plan:
+def plan(mesh: str = "", least: int = 0, **pipeline) -> Plan:
     """One rank trains, and others sample: one by itself, or teams of two."""
     size = Mesh.of(mesh).size if mesh else 1
     pools = {
         "train": Pool("train", devices=(0,)),
-        "rollout": Pool("rollout", devices=tuple(range(1, 1 + size))),
+        "rollout": Pool("rollout", devices=tuple(range(1, 1 + size)), least=least),
         "cpu": Pool("cpu", processes=1),
     }
     served = Place("rollout", Mesh.of(mesh), "vllm") if mesh else Place("rollout")
@@ -179,6 +179,18 @@ def test_two_ranks_that_come_are_a_team(module, tmp_path, pipeline):
     assert said[1:] == ["pool 'rollout' has all its ranks: ranks 6, 7 have come"]
     done = Counter(place.ranks.calls)
     assert done[6, "begin" if pipeline else "run"] == done[7, "begin" if pipeline else "run"] > 0
+
+
+def test_a_pool_begins_with_one_team_and_takes_up_another(module, tmp_path):
+    wanted, _ = run(module, tmp_path / "calm", plan("dp=2,tp=2", **S_1))
+    how = {"absent": {3, 4}, "room": 2, "coming": 2}
+    found, place = run(module, tmp_path / "run", plan("dp=2,tp=2", least=2, **S_1), **how)
+    check_equal(found, wanted)
+    assert place.client.pools["rollout"] == (1, 2, 6, 7)
+    assert [event["text"] for event in events(tmp_path / "run", "resized")] == [
+        "pool 'rollout' begins with 2 of 4 ranks",
+        "pool 'rollout' has all its ranks: ranks 6, 7 have come",
+    ]
 
 
 def test_one_that_comes_alone_does_not_take_part(module, tmp_path):
