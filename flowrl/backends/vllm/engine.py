@@ -275,10 +275,8 @@ class VLLMEngine(Mirrored):
     def take_passes(self) -> tuple[DecodePasses, ...]:
         """Return how long passes took since it was asked last, those of whole calls too; the first of ranks that split
         it says it."""
-        if self._team.place:
-            return ()
-        (said,) = self.child.ask("take_passes", 1)
-        return tuple(DecodePasses(*each) for each in said["passes"])
+        (said,) = self.child.ask("take_passes", 1)  # by each rank: calls have the same numbers on all
+        return () if self._team.place else tuple(DecodePasses(*each) for each in said["passes"])
 
     # -- weights ------------------------------------------------------------------------------------------------------
 

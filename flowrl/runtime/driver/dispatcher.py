@@ -385,8 +385,7 @@ class Dispatcher:
             end = perf_counter()
             self._free[thread] = end, call.index
             if result is not NOTHING and call.op.owner != "data":  # before it lets go of its inputs
-                why: Any = {"due": job.due, "after": job.after, "ranks": job.pending.rank_times}
-                why["passes"] = job.pending.take_passes()
+                why: Any = {"due": job.due, "after": job.after, "pending": job.pending}
                 self.notes.note_end(call, command.chunk, result, job.rows, start, end, **why)
                 if isinstance(job.pending, CountedCall):
                     self.notes.note_rollout(call, job.pending.slots, job.pending.waits)
@@ -444,8 +443,7 @@ class Dispatcher:
             with self._changed:
                 self.exchanged.finish(call, each.number, made)
             if not isinstance(made, BaseException):
-                why: Any = {"due": job.due, "after": job.after, "ranks": each.pending.rank_times}
-                why["passes"] = each.pending.take_passes()
+                why: Any = {"due": job.due, "after": job.after, "pending": each.pending}
                 self.notes.note_end(call, each.number, made, each.rows, job.started, perf_counter(), **why)
             self.tell(Grouped(call.index, each.number))
         if groups and not job.entered and all(group.has_entered for group in groups):
