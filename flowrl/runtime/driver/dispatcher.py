@@ -416,9 +416,16 @@ class Dispatcher:
             self._queued -= 1
             self._resting.discard(command.pool)
 
+    def _expect_weights(self, job: CommandJob) -> None:
+        """Raise Skipped for a call whose rows may stand still for weights that do not come."""
+        if any(number == MOVE for number, _ in self.failures):
+            assert job.call is not None, "only a call has rows"
+            raise Skipped(f"{job.call.title} was broken off: a move of weights has failed")
+
     def _go_on(self, job: CommandJob, pending: SteppedCall) -> bool:
         """Have the engine of a call make a step; tell the machine once it has room for another call. Returns whether
         the call is over."""
+        self._expect_weights(job)
         over = pending.step()
         if not over and not job.entered and pending.has_entered:
             assert isinstance(job.command, Start), "calls alone enter an engine"
@@ -434,6 +441,7 @@ class Dispatcher:
         groups.rotate(-1)
         made: Any = None
         try:
+            self._expect_weights(job)
             if each.step():
                 made = self._sampled(call, each.number, each.pending.result())
         except BaseException as error:

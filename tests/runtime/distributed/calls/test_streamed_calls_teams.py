@@ -6,6 +6,7 @@ The engine is `hf` on each of two ranks (`team_ranks.py`).
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -15,10 +16,12 @@ from flows import events, module_of
 from team_ranks import TOGETHER, Team, use_teams
 
 from flowrl.analysis.run_difference import compare_runs
-from flowrl.errors import RunError
+from flowrl.backends.continuous import ContinuousBatch
+from flowrl.errors import RankLost, RunError
 from flowrl.placement.cluster.cluster import Cluster
 from flowrl.placement.cluster.mesh import Mesh
 from flowrl.placement.plan.plan import Pipeline, Place, Plan, Pool
+from flowrl.runtime.distributed.rank_client import RankClient
 from flowrl.runtime.distributed.rank_process.rank import Rank
 from flowrl.runtime.distributed.ray.rank_actor import lane_of
 from flowrl.runtime.storage.digest_lines import read_begun
@@ -228,6 +231,32 @@ def test_each_team_has_a_process_group_of_its_own(module, tmp_path, monkeypatch,
     assert [(size, number) for _, size, number, *_ in asked] == joined
     meetings = [meeting for *_, meeting, _ in asked]
     assert meetings[::2] == meetings[1::2] and len(set(meetings)) == len(joined) // 2
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("order", ["fifo", "window"])
+@pytest.mark.parametrize("mesh", ["", "tp=2"])
+def test_rows_that_stand_still_for_a_publish_that_is_lost_are_broken_off(module, tmp_path, monkeypatch, mesh, order):
+    """The rank that trains dies as it moves weights: those that the rows wait for do not come."""
+    wait, step, running = RankClient.wait, ContinuousBatch.step, []
+    monkeypatch.setattr(ContinuousBatch, "step", lambda batch: time.sleep(5e-3) or step(batch))
+
+    def dies(client, sent, what, on_death=None):
+        found = wait(client, sent, what, on_death)
+        if what.startswith("publish of") and on_death is not None and not running:
+            if not (count := len(client.link.ranks[1].workers["actor", True].engine.running())):
+                return found  # no rows run as the weights come
+            running.append(count)
+            client.link.dead.add(0)
+            on_death()
+            raise RankLost(f"rank 0 died during {what}.", ranks=[0])
+        return found
+
+    monkeypatch.setattr(RankClient, "wait", dies)
+    made = plan(mesh, staleness=2 if order == "window" else 1, order=order, publish="interrupt")
+    _, place = run(module, tmp_path / "run", made)
+    assert running and 0 in place.ranks.restarted and events(tmp_path / "run", "recovered")
+    assert "rank 0 died during publish of actor version" in events(tmp_path / "run", "lost")[0]["text"]
 
 
 def test_rows_that_ranks_of_a_team_had_not_alike_end_the_run(module, tmp_path, monkeypatch):
