@@ -192,7 +192,8 @@ def one_run(
     elastic = not local and not asked.restart
     asked = argparse.Namespace(**{**vars(asked), "kinds": kinds, "seed": seed})
     coming = planned(asked, random.Random(seed))
-    steps = (10 if elastic else 2) * len(coming) + len(coming) // 2 + 2 * EVERY  # others come while steps are made
+    each = 10 if elastic else 2 + setting.staleness  # others come, or are ahead, while steps are made
+    steps = each * len(coming) + len(coming) // 2 + 2 * EVERY
     more = ["--backend", asked.backend, *(["--gloo"] if asked.gloo else []), "--runtime", asked.runtime]
     more += ["--staleness", str(setting.staleness), "--publish", setting.publish, "--copies", str(asked.copies)]
     more += ["--engine", asked.engine, "--restart", str(asked.restart)]

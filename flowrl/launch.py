@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .backends import open_engine, open_tokenizer
 from .errors import UsageError
-from .lowering.deployment import Deployment, has_gpus, number_ranks, with_policies
+from .lowering.deployment import Deployment, has_gpus, number_ranks, replicas_apart, teams_of, with_policies
 from .lowering.lower import Execution
 from .runtime.local.executor import LocalExecutor
 
@@ -35,7 +35,7 @@ def _on_ranks(
 ) -> DistributedExecutor:
     from .runtime.distributed.executor import DistributedExecutor
 
-    plan, deployments = executions[0].plan, _deployments(executions)
+    plan, deployments = executions[0].plan, replicas_apart(_deployments(executions))
     pools = number_ranks(plan, {d.pool for d in deployments.values()} or None)
     try:
         cluster = import_module("flowrl.runtime.distributed.ray.start_ranks")  # by name: Ray is imported nowhere else
@@ -44,10 +44,12 @@ def _on_ranks(
             f"--runtime ray needs '{error.name}', which is not installed.",
             fix="Install flowrl with its extra: pip install '.[ray]' in the source tree.",
         ) from error
-    ranks = cluster.RayRanks(
-        [cluster.PoolOfRanks(n, r, gpus=int(has_gpus(plan, n)), least=plan.pools[n].least) for n, r in pools.items()],
-        address=address,
-    )
+    team = {name: max(map(len, teams_of(deployments, name)), default=1) for name in pools}
+    places = [
+        cluster.PoolOfRanks(name, ranks, gpus=int(has_gpus(plan, name)), least=plan.pools[name].least, team=team[name])
+        for name, ranks in pools.items()
+    ]
+    ranks = cluster.RayRanks(places, address=address)
     return DistributedExecutor(
         {h.name: h for h in handles},
         ranks,

@@ -114,7 +114,6 @@ class ContinuousBatch(ABC):
         self._paused = self._asleep = False
         self._prefix = PrefixTokens()
         self.passes = PassMeter()
-        self._last: tuple[float, frozenset[RunningRow]] | None = None  # when a pass ended, and its rows, if it goes on
 
     # -- of the subclass ----------------------------------------------------------------------------------------------
 
@@ -192,12 +191,12 @@ class ContinuousBatch(ABC):
     def pause(self) -> None:
         """Make no tokens until :meth:`resume`."""
         self._paused = True
-        self._last = None
+        self.passes.rest()
 
     def resume(self, version: int | None = None, *, keep_cache: bool = False) -> None:
         """Go on; see :meth:`flowrl.workers.streaming.Streams.resume`."""
         self._paused = False
-        self._last = None
+        self.passes.rest()
         if version is not None:
             self._version = version
             if not keep_cache:
@@ -206,7 +205,7 @@ class ContinuousBatch(ABC):
     def fall_asleep(self) -> None:
         """Make no tokens until :meth:`awake`, and keep nothing of the running rows but their tokens."""
         self._asleep = True
-        self._last = None
+        self.passes.rest()
         self.forget_cache()
 
     def awake(self) -> None:
@@ -261,17 +260,10 @@ class ContinuousBatch(ABC):
                 left.append(row)
                 found.append(row.ended(reason))
         self.let_go(left)
-        self._note_pass(rows, context)
+        self.passes.note(rows, context, self._now(), goes_on=bool(self._rows))
         if failed:
-            self._last = None  # the next pass computes what was forgotten
+            self.passes.rest()  # the next pass computes what was forgotten
         return found
-
-    def _note_pass(self, rows: list[RunningRow], context: int) -> None:
-        """Note a pass from the end of the one before it, unless rows have begun in it or nothing ran between."""
-        before, now, these = self._last, self._now(), frozenset(rows)
-        if before is not None and rows and these <= before[1]:
-            self.passes.add(DecodePasses(1, len(rows), context, now - before[0]))
-        self._last = (now, these) if self._rows else None
 
     def _record(self, rows: list[RunningRow], kept: list[Tensor] | None, failed: dict[int, FailedCall]) -> None:
         """Record which tokens could be drawn; a call that has too many of them fails."""

@@ -41,11 +41,25 @@ class Deployment:
     """Where a copy of a worker is: ``Deployment("train", WorkerSpec("actor", axes={"fsdp": 2}), shares=(0, 1))``.
 
     ``shares``: for each rank of the pool the part of the rows that it has.
+
+    >>> engine = Deployment("rollout", WorkerSpec("actor", axes={"tp": 2}, collective=True), shares=(0, 0, 1, 1))
+    >>> engine.teams
+    ((0, 1), (2, 3))
     """
 
     pool: str
     spec: WorkerSpec
     shares: tuple[int, ...] = (0,)
+
+    @property
+    def teams(self) -> tuple[tuple[int, ...], ...]:
+        """The places in the pool whose ranks compute together: all of them, or those of each replica."""
+        places = range(len(self.shares))
+        if not self.spec.collective:
+            return tuple((place,) for place in places)
+        if Mesh(self.spec.axes).size == len(self.shares):
+            return (tuple(places),)
+        return tuple(tuple(p for p in places if self.shares[p] == share) for share in dict.fromkeys(self.shares))
 
 
 Deployments = Mapping[tuple[str, bool], Deployment]  # by worker, and whether it is the copy that generates
@@ -94,6 +108,27 @@ def with_policies(
         if more := [name for name in handed.get(key[0], ()) if name not in each.spec.policies]:
             found[key] = replace(each, spec=replace(each.spec, policies=(*each.spec.policies, *more)))
     return found
+
+
+def replicas_apart(deployments: Deployments) -> dict[tuple[str, bool], Deployment]:
+    """Return deployments in which each replica of a split engine that only generates computes without the others.
+
+    Not where another worker of its pool needs all ranks together: a process has one such group.
+    """
+    found = dict(deployments)
+    for pool in {each.pool for each in deployments.values()}:
+        there = {key: each for key, each in deployments.items() if each.pool == pool and each.spec.collective}
+        trains = any(backend(each.spec.backend).trains for each in there.values())
+        alike = len({each.shares for each in there.values()}) == 1
+        for key, each in there.items() if alike and not trains else ():
+            axes = {axis: size for axis, size in each.spec.axes.items() if axis != "dp"}
+            found[key] = replace(each, spec=replace(each.spec, axes=axes))
+    return found
+
+
+def teams_of(deployments: Deployments, pool: str) -> tuple[tuple[int, ...], ...]:
+    """Return the places in a pool by who computes together; none where each rank is by itself."""
+    return next((each.teams for each in deployments.values() if each.pool == pool and each.spec.collective), ())
 
 
 def number_ranks(plan: Plan, used: Collection[str] | None = None) -> dict[str, tuple[int, ...]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeGuard
 
@@ -52,10 +52,29 @@ class PassMeter:
     [5, 9]
     >>> meter.take()
     ()
+
+    An engine tells it of each pass as it ends, with its rows, the tokens that these had, and the time:
+
+    >>> for rows, now in (("ab", 1.0), ("ab", 1.5), ("abc", 2.5), ("bc", 3.0)):
+    ...     meter.note(rows, 20, now)  # "c" begins in the third one
+    >>> meter.take()
+    (DecodePasses(count=2, rows=4, context=40, seconds=1.0),)
     """
 
     def __init__(self) -> None:
         self._passes: dict[int, DecodePasses] = {}  # by the bits of their number of rows
+        self._last: tuple[float, frozenset[Hashable]] | None = None  # when a pass ended, and its rows, if it goes on
+
+    def note(self, rows: Iterable[Hashable], context: int, now: float, *, goes_on: bool = True) -> None:
+        """Note a pass from the end of the one before it, unless rows have begun in it or nothing ran between."""
+        before, these = self._last, frozenset(rows)
+        if before is not None and these and these <= before[1]:
+            self.add(DecodePasses(1, len(these), context, now - before[0]))
+        self._last = (now, these) if goes_on else None
+
+    def rest(self) -> None:
+        """Leave out the next pass: something else is done before it, or in it."""
+        self._last = None
 
     def add(self, passes: DecodePasses) -> None:
         """Add passes with one number of rows."""

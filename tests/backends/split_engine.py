@@ -11,8 +11,8 @@ import torch
 
 #: What each rank is asked, and those of them whose answers depend on its clock or are its own.
 CALLS = ("generate", "submit", "step", "running", "abort", "pause", "resume", "tokens_since", "prefix_tokens",
-         "take_weights", "sleep", "wake", "any_rank", "held")  # fmt: skip
-OWN = ("tokens_since", "sleep", "wake", "held")
+         "take_weights", "take_passes", "sleep", "wake", "any_rank", "held")  # fmt: skip
+OWN = ("tokens_since", "take_passes", "sleep", "wake", "held")
 
 
 def be_rank(number, build, folder, pipe):

@@ -10,6 +10,7 @@ import os
 import re
 import threading
 import time
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -24,6 +25,7 @@ from flowrl.backends.stream import generate_streamed, stream_of
 from flowrl.batch import Column
 from flowrl.errors import DataError, NotFinite, RunError
 from flowrl.testing import FakeEngine
+from flowrl.workers.decode_passes import tells_passes
 from flowrl.workers.model_options import Build, Model, Sampling
 from flowrl.workers.streaming import FailedCall, SampledRow, SampleRequest, streams, tells_tokens
 from flowrl.workers.tokens import row_support
@@ -271,6 +273,35 @@ def test_rows_are_those_of_a_whole_call(it, sampling):
     assert found.temperature == whole.temperature and found.ids.type == "i32[*response]"
     same = whole.sampling_logprobs is whole.rollout_logprobs
     assert (found.sampling_logprobs is found.rollout_logprobs) == same
+
+
+def test_passes_are_told_by_how_many_rows_they_had(it):
+    """Every token is of a pass, but those that were made as rows began; a pass is told once."""
+    if not tells_passes(it.engine):
+        pytest.skip("it does not tell how long they take")
+    it.engine.take_passes()
+    call = it.engine.submit(SampleRequest(prompts(), 3, seeds(12), Sampling(12)))
+    rows = []
+    for _ in range(4):
+        rows += it.engine.step()
+    later = it.engine.submit(SampleRequest(prompts(PROMPTS[:1]), 2, seeds(2), Sampling(4)))
+    began = {row.row for row in by_call(rows).values()}
+    rows += finish(it.engine)
+    assert {row.call for row in rows} == {call, later} and len(rows) == 14
+    passes = it.engine.take_passes()
+    made = Counter()  # tokens of each step of the engine
+    for row in rows:
+        made.update(range(4 * (row.call == later), 4 * (row.call == later) + len(row.ids)))
+    alone = {step: count for step, count in made.items() if step not in (0, 4)}  # where no row begins
+    assert sum(each.rows for each in passes) == sum(alone.values()) and len(began) < 12
+    assert sum(each.count for each in passes) == len(alone) and all(each.seconds >= 0 for each in passes)
+    lengths = [len(prompt) for prompt in PROMPTS for _ in range(3)]
+    context = sum(lengths[row.row] + at for row in rows if row.call == call for at in range(1, len(row.ids)) if at != 4)
+    context += sum(len(PROMPTS[0]) + at for row in rows if row.call == later for at in range(1, len(row.ids)))
+    assert sum(each.context for each in passes) == context
+    whole = it.engine.generate(prompts(), 3, seeds(12), Sampling(12))
+    assert 0 < sum(each.rows for each in it.engine.take_passes()) <= len(whole.ids.values) - 12
+    assert it.engine.take_passes() == ()
 
 
 CUT = Sampling(max_tokens=9, temperature=1.3, top_k=9, top_p=0.8, support=True)

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import cloudpickle
 
 from flowrl.errors import RankLost
-from flowrl.lowering.deployment import number_ranks
+from flowrl.lowering.deployment import number_ranks, replicas_apart
 from flowrl.lowering.lower import lower
 from flowrl.placement.plan.plan import Plan
 from flowrl.runtime.distributed.executor import DistributedExecutor
@@ -27,17 +27,17 @@ class Direct:
     """``kill`` is (method, count) or (method, count, rank): that call is not answered, as its rank has died.
 
     Calls are counted from 0, with a rank those of that rank alone. There is no room for ranks of ``homeless``, once
-    they have died; those of ``absent`` are not there at the start. The first of all these has room when it is looked for
-    ``room`` times.
+    they have died; those of ``absent`` are not there at the start. The first ``coming`` of all these have room when it is
+    looked for ``room`` times.
     """
 
-    def __init__(self, pools, *, kill=None, homeless=(), absent=(), room=None):
+    def __init__(self, pools, *, kill=None, homeless=(), absent=(), room=None, coming=1):
         self.pools = pools
         self.ranks: dict[int, Rank] = {}
         self.calls: list[tuple[int, str]] = []
         self.kill, self.dead, self.restarted = kill, set(), []
         self.homeless, self.stand_ins = set(homeless), {}
-        self.absent, self.room, self.awaited = set(absent), room, []
+        self.absent, self.room, self.coming, self.awaited = set(absent), room, coming, []
         self.numbers = itertools.count(1 + max(rank for ranks in pools.values() for rank in ranks))
         self.lock = threading.RLock()
         self.threads = ThreadPoolExecutor(8)
@@ -63,9 +63,12 @@ class Direct:
         self.room -= 1
         if self.room > 0:
             return {}
-        self.room, rank, pool = None, next(self.numbers), self.awaited.pop(0)
-        self.add(rank, pool)
-        return {rank: pool}
+        self.room, found = None, {}
+        for _ in range(self.coming):
+            rank, pool = next(self.numbers), self.awaited.pop(0)
+            self.add(rank, pool)
+            found[rank] = pool
+        return found
 
     def give_up(self, rank):
         self.dead.discard(rank)
@@ -194,7 +197,8 @@ def executor_of(executions, flow, out, *, seed=0, **how):
     """What opens the workers of these programs."""
     from flowrl.backends import open_engine, open_tokenizer
 
-    deployments = {key: found for execution in executions for key, found in execution.deployments.items()}
+    found = {key: found for execution in executions for key, found in execution.deployments.items()}
+    deployments = replicas_apart(found)
     pools = number_ranks(executions[0].plan, {d.pool for d in deployments.values()} or None)
     return DistributedExecutor(
         {h.name: h for h in flow.handles},
@@ -214,8 +218,8 @@ def executor_of(executions, flow, out, *, seed=0, **how):
 
 
 def run_direct(
-    flow, plan, out, *programs, seed=0, parameters=None, kill=None, homeless=(), absent=(), room=None, memory=None,
-    **settings,
+    flow, plan, out, *programs, seed=0, parameters=None, kill=None, homeless=(), absent=(), room=None, coming=1,
+    memory=None, **settings,
 ):  # fmt: skip
     """``flow.run`` on such ranks; gives the outcome and the place."""
     from flowrl.runtime.driver.run_settings import Settings
@@ -225,7 +229,8 @@ def run_direct(
     given = parameters or {}
     names = programs or (flow.default_program(),)
     executions = lowered(flow, plan, names, parameters, memory)
-    place = executor_of(executions, flow, out, seed=seed, kill=kill, homeless=homeless, absent=absent, room=room)
+    ranks = {"kill": kill, "homeless": homeless, "absent": absent, "room": room, "coming": coming}
+    place = executor_of(executions, flow, out, seed=seed, **ranks)
     traces = [flow.trace(name, **given.get(name, {})) for name in names]
     used = [h for h in flow.handles if any(h.name in execution.workers for execution in executions)]
     inputs = inputs_of(executions, traces, used, seed=seed, plan=plan.to_json(), runtime="ray")

@@ -33,13 +33,21 @@ class Struck(fl.Actor):
             self._steps += 1
             if FAULT is not None:
                 who, place, signal, steps = FAULT
-                if self.engine._team.place == place and self._steps >= steps and not Path(NOTE).exists():
-                    Path(NOTE).write_text(who)
+                if self.engine._team.place == place and self._steps >= steps and _first():
                     os.kill(self.engine.child.pid if who == "engine" else os.getpid(), signal)
             time.sleep(PACE)
             return step()
 
         self.engine.step = slow
+
+
+def _first() -> bool:
+    """Whether nobody has been sent it yet: of several teams one is."""
+    try:
+        Path(NOTE).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
 
 
 flow = fl.Flow("split_rows")

@@ -26,10 +26,10 @@ class Lanes(direct.Direct):
     def __init__(self, pools, **how) -> None:
         super().__init__(pools, **how)
         self.lock = nullcontext()
-        self.lanes = {rank: ThreadPoolExecutor(1) for ranks in pools.values() for rank in ranks}
+        self.lanes = defaultdict(lambda: ThreadPoolExecutor(1))
 
     def call(self, rank, method, *args):
-        answer = self.send(rank, method, *args)
+        answer = self.send(self.stand_ins.get(rank, rank), method, *args)
 
         def begun():
             found = answer.result() if isinstance(answer, Future) else answer
@@ -68,11 +68,11 @@ class Team:
 
 
 def use_teams(monkeypatch, change=lambda number, engine: None):
-    """Have engines of `vllm` be those of `hf`; ranks 1 and 2 are a team, 3 and 4 another one, anew when they open again.
+    """Have engines of `vllm` be those of `hf`; ranks that meet are a team, anew when they open again.
 
     ``change`` is handed each of them, with the number of its rank.
     """
-    found, opened, here = defaultdict(Team), Counter(), threading.local()
+    found, opened, here, met = defaultdict(Team), Counter(), threading.local(), {}
     open_engine, open_worker = flowrl.backends.open_engine, Rank.open
 
     def open_on(rank, spec):
@@ -84,15 +84,20 @@ def use_teams(monkeypatch, change=lambda number, engine: None):
             return open_engine(name, build)
         number = here.number
         engine = open_engine("hf", replace(build, axes={}, options={}))
-        team, place, shards = found[(number - 1) // 2, opened[number]], (number - 1) % 2, engine.shards
+        meeting, place = met[number]
+        team, shards = found[meeting, opened[number]], engine.shards
         opened[number] += 1
         engine.ranks, engine.any_rank = 2, lambda said: team.any_rank(place, said)
-        engine.shards = lambda: [replace(shard, main=shard.main and number == 1) for shard in shards()]
+        engine.shards = lambda: [replace(shard, main=shard.main and place == 0) for shard in shards()]
         change(number, engine)
         return engine
 
+    def join(rank, size, place, meeting, seconds):
+        assert size == 2 and seconds
+        met[rank.number], opened[rank.number] = (meeting, place), 0
+
     monkeypatch.setattr(Rank, "open", open_on)
-    monkeypatch.setattr(Rank, "join_pool", lambda *said: None)
+    monkeypatch.setattr(Rank, "join_team", join)
     monkeypatch.setattr(flowrl.backends, "open_engine", open_one)
     monkeypatch.setattr(direct, "Direct", Lanes)
     for name in ("SLICE", "TOLD_EVERY", "TOLD_TIMES"):

@@ -21,6 +21,7 @@ from ...placement.cluster.mesh import Mesh
 from ...placement.model.model_shape import ModelShape
 from ...placement.model.rank_parameters import parameters_of
 from ...placement.model.weight_layout import Layout
+from ...workers.decode_passes import DecodePasses
 from ...workers.engine import Published
 from ...workers.model_options import Build, Sampled, Sampling
 from ...workers.streaming import FailedCall, PrefixTokens, SampledRow, SampleRequest, Streams, drawn_apart, gathered
@@ -270,6 +271,12 @@ class VLLMEngine(Mirrored):
         """Return the tokens that rows have brought, and those that were in the cache; of whole calls too."""
         (said,) = self.child.ask("prefix_tokens", 1)
         return PrefixTokens(said["asked"], said["found"])
+
+    def take_passes(self) -> tuple[DecodePasses, ...]:
+        """Return how long passes took since it was asked last, those of whole calls too; the first of ranks that split
+        it says it."""
+        (said,) = self.child.ask("take_passes", 1)  # by each rank: calls have the same numbers on all
+        return () if self._team.place else tuple(DecodePasses(*each) for each in said["passes"])
 
     # -- weights ------------------------------------------------------------------------------------------------------
 

@@ -17,11 +17,13 @@ import threading
 import time
 import traceback
 from collections.abc import Iterable
+from dataclasses import astuple
 from math import isfinite
 from multiprocessing.connection import Connection
 from typing import Any
 
 from ...errors import DataError
+from ...workers.decode_passes import PassMeter
 from ...workers.model_options import Sampling
 from ...workers.tokens.row_support import CallSupport
 from ..continuous import RunningRow, grown_rows
@@ -61,6 +63,8 @@ class Server:
         self.version = 0  # of the weights
         self.begun = 0  # how often rows were begun: a name is not used twice
         self.uncounted: set[str] = set()  # rows that have no token yet
+        self.most: int = opened["options"]["rows"]  # in a batch
+        self.passes = PassMeter()
         self.asked = self.found = 0  # tokens that rows brought, and those of them that were in the cache
         self.weights: tuple[Any, Any] = (None, None)  # those of the other process, and what was told of them
         self.inbox: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
@@ -199,10 +203,20 @@ class Server:
         self.uncounted.difference_update(names)
         return [self.rows.pop(name) for name in names]
 
+    def take_passes(self, asked: dict[str, Any]) -> None:
+        """Say how long passes took since this was asked last."""
+        self.send(call=asked["call"], passes=[astuple(passes) for passes in self.passes.take()])
+
     def _step(self) -> None:
-        for output in self.engine.step():
-            if output.request_id in self.rows:
+        if self.uncounted and len(self.rows) - len(self.uncounted) < self.most:  # others find no place
+            self.passes.rest()  # prompts may be computed in it
+        outputs = [output for output in self.engine.step() if output.request_id in self.rows]
+        these = {output.request_id: self.rows[output.request_id] for output in outputs}
+        context = sum(len(row.prompt) + len(row.ids) for row in these.values())
+        for output in outputs:
+            if output.request_id in self.rows:  # those of a call that has failed meanwhile are not
                 self._take(output)
+        self.passes.note(these, context, time.perf_counter(), goes_on=bool(self.rows))
 
     def _take(self, output: Any) -> None:
         """Take the tokens that a row has got, and tell of it where it has ended."""

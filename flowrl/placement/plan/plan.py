@@ -13,6 +13,7 @@ from ..backends import REFERENCE, backend
 from ..cluster.cluster import Cluster
 from ..cluster.mesh import Mesh
 from .rules import (
+    check_alike,
     check_backend,
     check_devices,
     check_disjoint,
@@ -188,6 +189,11 @@ class Plan:
         uses = {w: {"train": p} if isinstance(p, Place) else dict(p) for w, p in (place or {}).items() if p}
         settled = {w: {u: self._settled(w, u, p, len(by)) for u, p in by.items()} for w, by in uses.items()}
         object.__setattr__(self, "place", settled)
+        split: dict[str, tuple[str, Mesh]] = {}
+        for worker, there in ((worker, there) for worker, by in settled.items() for there in by.values()):
+            if there.mesh.size > there.mesh["dp"]:
+                other = split.setdefault(there.pool, (worker, there.mesh))
+                check_alike(worker, there.mesh, other, made[there.pool], there.at)
 
     def _settled(self, worker: str, use: str, place: Place, uses: int) -> Place:
         """A place that fits, its mesh written out."""

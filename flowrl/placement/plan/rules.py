@@ -67,13 +67,26 @@ def check_least(pool: str, least: object, ranks: int, at: At | None) -> None:
 
 
 def check_replicas(worker: str, name: str, mesh: Mesh, pool: SizedPool, at: At | None) -> None:
-    """Raise PlanError for a worker that needs all ranks of its pool, where the pool may have fewer."""
-    row = backend(name)
-    parts = any(mesh[axis] > 1 for axis in row.axes if axis != "dp")
-    if pool.least and row.collective and (row.trains or parts):
+    """Raise PlanError for a worker that needs all ranks of its pool, where the pool may have fewer, and for one that
+    would have a part of an engine."""
+    row, team = backend(name), mesh.size // mesh["dp"]
+    if not pool.least or not row.collective:
+        return
+    if row.trains or (team > 1 and mesh["dp"] == 1):
         fix = "Take least out, or place it in a pool of its own."
         what = f"'{worker}' needs all ranks of pool '{pool.name}', and least: {pool.least} lets some be missing."
         raise PlanError(what, at=at, fix=fix)
+    if pool.least % team:
+        what = f"{team} ranks split an engine of '{worker}', and least: {pool.least} of its pool is no multiple."
+        raise PlanError(what, at=at, fix=f"Write least: {-(-pool.least // team) * team}, or take it out.")
+
+
+def check_alike(worker: str, mesh: Mesh, other: tuple[str, Mesh], pool: SizedPool, at: At | None) -> None:
+    """Raise PlanError for two engines that are split otherwise, where some ranks of their pool may be missing."""
+    if pool.least and mesh != other[1]:
+        both = f"'{worker}' ({mesh}) and '{other[0]}' ({other[1]})"
+        what = f"ranks of pool '{pool.name}' split {both}, and least: {pool.least} lets some be missing."
+        raise PlanError(what, at=at, fix="Give both the same mesh, or take least out.")
 
 
 def check_devices(pool: str, devices: Collection[int], cluster: Cluster | None, at: At | None) -> None:

@@ -33,8 +33,9 @@ from .worker_group import Staged, WorkerGroup
 class DistributedExecutor(OpenGroups):
     """Opens workers on ranks, and runs their calls there: see :class:`flowrl.runtime.executor.Executor`.
 
-    ``deployments`` by worker and whether it is the copy that generates; ``pools`` the ranks of each pool. ``swapped``
-    are those, such as ``actor.train``, that leave the memory of their pool for others between their calls.
+    ``deployments`` by worker and whether it is the copy that generates, as
+    :func:`~flowrl.lowering.deployment.replicas_apart` has them; ``pools`` the ranks of each pool. ``swapped`` are
+    those, such as ``actor.train``, that leave the memory of their pool for others between their calls.
     ``patience``: the seconds in which a lost replica has to be started again, else the run goes on without it; None
     waits for it. ``least``: how many ranks of a pool have to be there; else one of replicas, and all of others.
     """

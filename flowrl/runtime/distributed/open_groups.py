@@ -11,7 +11,7 @@ from ...errors import FlowError, RankLost, WorkerError
 from ...graph.stand_ins.argument_trees import rebuild
 from ...graph.stand_ins.values import is_handle
 from ...graph.tracing.trace_records import HandleLike
-from ...lowering.deployment import Deployment
+from ...lowering.deployment import Deployment, teams_of
 from ..transfer.rendezvous import forget_meetings
 from .protocol import Blueprint, Named, RankConfig
 from .rank_client import Link, RankClient
@@ -40,7 +40,7 @@ class OpenGroups:
     """Opens workers on ranks. ``deployments`` say where, by worker and whether it is the copy that generates.
 
     ``swapped`` are those, such as ``actor.train``, that leave the memory of their pool for others between their calls.
-    ``joined`` are the pools whose ranks have a process group. ``warn`` is told what ranks say as they open a worker.
+    ``teams`` are the ranks of each pool that compute together, and ``joined`` those that have their process group.
     """
 
     def __init__(
@@ -56,7 +56,11 @@ class OpenGroups:
         self.config, self.swapped, self.folder = config, swapped, Path(config.folder)
         self.workers: dict[str, WorkerGroup] = {}
         self.servers: dict[str, WorkerGroup] = {}
-        self.joined: set[str] = set()
+        self.teams: dict[str, list[tuple[int, ...]]] = {}
+        for pool, there in client.pools.items():
+            if teams := teams_of(deployments, pool):
+                self.teams[pool] = [tuple(there[place] for place in team) for team in teams]
+        self.joined: set[int] = set()
         self.began_without: dict[str, dict[str, int]] = {}  # pools that began with fewer ranks, until that is said
         self._started = False
         self._tokenizers = config.tokenizers()
@@ -88,9 +92,11 @@ class OpenGroups:
         deployment = self.deployments[name, serving]
         self.start_ranks()
         ranks = self.client.pools[deployment.pool]
-        self.join_pool(deployment.pool)
-        whole = len(ranks) == len(deployment.shares)
-        shares = deployment.shares if whole else range(len(ranks))  # of replicas some are gone
+        self.join_teams(deployment.pool)
+        shares: Sequence[int] = deployment.shares
+        if len(ranks) != len(shares):  # replicas, of which some are gone
+            number = {rank: n for n, team in enumerate(self.teams.get(deployment.pool, ())) for rank in team}
+            shares = [number[rank] for rank in ranks] if deployment.spec.collective else range(len(ranks))
         group = WorkerGroup(self.client, self.config.blueprints[name], deployment.spec, ranks, shares)
         at = self.declared[name].at
         try:
@@ -133,6 +139,8 @@ class OpenGroups:
             missing = self.ranks.start(self.config)
             for pool, ranks in self.client.pools.items():
                 self.client.pools[pool] = tuple(rank for rank in ranks if rank not in missing)
+            for pool, teams in self.teams.items():
+                self.teams[pool] = [team for team in teams if team[0] not in missing]
             self.began_without = self.replicas()
             self._write_where()
 
@@ -143,14 +151,19 @@ class OpenGroups:
         return late
 
     def drop_ranks(self, gone: Collection[int]) -> None:
-        """Go on without ranks that cannot be started again: others of their pools stand in for them."""
+        """Go on without ranks that cannot be started again, all of a team: others of their pools stand in for them."""
         stand_ins: dict[int, int] = {}
-        for ranks in self.client.pools.values():
-            left = [rank for rank in ranks if rank not in gone]
-            stand_ins |= {rank: left[n % len(left)] for n, rank in enumerate(r for r in ranks if r in gone)}
+        for pool, ranks in self.client.pools.items():
+            teams = list(dict.fromkeys(map(self.team_of, ranks)))
+            left = [team for team in teams if team[0] not in gone]
+            for number, team in enumerate(team for team in teams if team not in left):
+                stand_ins |= zip(team, left[number % len(left)], strict=True)
+            if pool in self.teams:
+                self.teams[pool] = left
+        self.joined -= stand_ins.keys()
         for group in self.all_groups():
             if not stand_ins.keys().isdisjoint(group.ranks):
-                group.resize([rank for rank in group.ranks if rank not in stand_ins])
+                group.leave(stand_ins)
         self.client.take_over(stand_ins)
         self.ranks.take_over(stand_ins)
         self._write_where()
@@ -169,24 +182,44 @@ class OpenGroups:
         return {pool: {"ranks": n, "planned": of} for pool, (n, of) in sizes.items() if n != of}
 
     def can_shrink(self, pool: str) -> bool:
-        """Whether each rank of a pool has all of every worker there: replicas, of which some may be gone."""
-        return not any(d.pool == pool and d.spec.collective for d in self.deployments.values())
+        """Whether a pool has replicas, of which some may be gone: each rank or team has all of every worker."""
+        return len(teams_of(self.deployments, pool)) != 1
 
     def _write_where(self) -> None:
         """Write which rank is which process, for whoever looks after them: ``ranks.json``."""
         text = json.dumps({str(rank): where for rank, where in sorted(self.ranks.where.items())}, indent=1)
         (self.folder / "ranks.json").write_text(text)
 
-    def join_pool(self, pool: str) -> None:
-        """Have the ranks of a pool whose models compute together form a process group."""
-        if pool in self.joined or not any(d.pool == pool and d.spec.collective for d in self.deployments.values()):
+    def team_of(self, rank: int) -> tuple[int, ...]:
+        """Return the ranks that compute together with one, which start together; it alone, where there are none."""
+        return next((team for teams in self.teams.values() for team in teams if rank in team), (rank,))
+
+    def team_size(self, pool: str) -> int:
+        """Return how many ranks of a pool compute together."""
+        return len(self.teams[pool][0]) if pool in self.teams else 1
+
+    def add_team(self, pool: str, team: Sequence[int]) -> None:
+        """Have ranks that have come to a pool form a process group, where its ranks have one."""
+        if pool in self.teams:
+            self.teams[pool].append(tuple(team))
+            self.join_teams(pool)
+
+    def remove_team(self, pool: str, team: Sequence[int]) -> None:
+        """Forget a team that has come and does not take part."""
+        if pool in self.teams:
+            self.teams[pool] = [each for each in self.teams[pool] if each != tuple(team)]
+            self.joined -= set(team)
+
+    def join_teams(self, pool: str) -> None:
+        """Have the ranks of a pool whose models compute together form process groups, those that have none."""
+        teams = [team for team in self.teams.get(pool, ()) if self.joined.isdisjoint(team)]
+        if not teams:
             return
-        ranks = self.client.pools[pool]
-        meeting = self.client.call_all(ranks[:1], "meeting_point")[ranks[0]]
+        meetings = self.client.call_all([team[0] for team in teams], "meeting_point")
         seconds = (self.client.deadline or 1740.0) + 60  # the driver is the first to find that a rank hangs
-        sent = self.client.send("join_pool", {r: (len(ranks), n, meeting, seconds) for n, r in enumerate(ranks)})
-        self.client.wait(sent, f"joining the ranks of pool '{pool}'")
-        self.joined.add(pool)
+        words = {r: (len(t), n, meetings[t[0]], seconds) for t in teams for n, r in enumerate(t)}
+        self.client.wait(self.client.send("join_team", words), f"joining the ranks of pool '{pool}'")
+        self.joined |= words.keys()
 
     def forget_groups(self, ranks: Collection[int]) -> None:
         """Forget the groups on ranks that were started anew, and weights that any has set aside."""

@@ -315,10 +315,10 @@ class RankClient:
             ids.append(dropped.popleft())
         return tuple(ids)
 
-    def another_rank(self, rank: int, *, together: bool = False) -> int | None:
+    def another_rank(self, rank: int, team: Collection[int] = ()) -> int | None:
         """Return a rank to keep copies of what one holds: on another machine, or else of the same pool, or else any.
 
-        ``together``: the ranks of the pool compute together, and are lost with it: where there are others, of these.
+        ``team``: those that compute with it, and are lost with it: where there are others, of these.
         """
         rank = self.stand_in(rank)
         node, pool = {at: there["node"] for at, there in list(self.link.where.items())}, self.pool_of(rank)
@@ -326,7 +326,7 @@ class RankClient:
 
         def far(other: int) -> tuple[bool, bool, bool, int]:
             same, mine = node.get(other) == node.get(rank), self.pool_of(other) == pool  # one may go for good meanwhile
-            return together and mine, same, not mine, (other - rank) % (max(self.all_ranks) + 1)
+            return other in team, same, not mine, (other - rank) % (max(self.all_ranks) + 1)
 
         return min(others, key=far, default=None)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,12 +54,8 @@ class Recovery:
         """
         groups, client = self.groups, self.client
         pools = {client.pool_of(rank) for rank in lost.ranks} & client.pools.keys()
-        fallen = [
-            rank
-            for pool in pools
-            for rank in client.pools[pool]
-            if rank in lost.ranks or pool in groups.joined  # who computes together starts together
-        ]
+        teams = {other for rank in lost.ranks for other in (groups.team_of(rank) if rank in groups.joined else (rank,))}
+        fallen = [rank for pool in pools for rank in client.pools[pool] if rank in teams]
         hit = [g for g in groups.all_groups() if not set(g.ranks).isdisjoint(fallen)]
         states = [self._find_state(group, fallen) for group in hit]
         if self._inconsistent or not fallen or None in states:
@@ -70,9 +67,10 @@ class Recovery:
             client.forget_ranks(fallen)
             for server in groups.servers.values():
                 server.forget_kept(fallen)
-            for pool in pools & groups.joined:
-                groups.joined.discard(pool)
-                groups.join_pool(pool)
+            torn = {pool for pool in pools if not groups.joined.isdisjoint(client.pools[pool])}
+            groups.joined -= set(fallen)
+            for pool in torn:
+                groups.join_teams(pool)
             for group, state in zip(hit, states, strict=True):
                 assert state is not None, "all of them have one"
                 if new := [r for r in group.ranks if r in fallen]:
@@ -96,7 +94,8 @@ class Recovery:
         needed = [rank for rank in fallen if rank not in spare]
         if needed:
             groups.restart_ranks(needed)
-        gone = groups.restart_ranks(spare, self.patience) if spare else []
+        late = groups.restart_ranks(spare, self.patience) if spare else []
+        gone = [rank for rank in spare if not set(groups.team_of(rank)).isdisjoint(late)]  # whole teams
         if gone:
             pools = {rank: client.pool_of(rank) for rank in gone}
             groups.drop_ranks(gone)
@@ -114,7 +113,7 @@ class Recovery:
         found: list[int] = []
         stateful = {group.ranks[0] for group in groups.all_groups() if group.stateful}  # it alone has the state
         for pool, ranks in client.pools.items():
-            mine = [rank for rank in ranks if rank in lost]
+            mine = [rank for rank in ranks if not set(groups.team_of(rank)).isdisjoint(lost)]
             left = len(ranks) - len(mine)
             if (
                 mine
@@ -135,7 +134,7 @@ class Recovery:
             return _State()
         if group.aside:
             return None
-        if alive and group.is_model and not group.spec.collective:  # each of them has all
+        if alive and group.is_model:  # each of them has all, or each team: who is lost with it has fallen too
             return _State.of(group.part(alive))
         trained = self.groups.workers.get(group.name) if group.spec.serving else None
         if trained is not None and set(trained.ranks).isdisjoint(fallen):
@@ -172,33 +171,46 @@ class Recovery:
         """
         with self.client.order:
             self._arrived |= self.groups.arrived()
-            for rank, pool in list(self._arrived.items()):
-                if pool in pools:
-                    self._take_up(rank, pool)
+            for pool in pools:
+                for team in self._teams_there(pool):
+                    self._take_up(team, pool)
 
-    def _take_up(self, rank: int, pool: str) -> None:
+    def _teams_there(self, pool: str) -> list[tuple[int, ...]]:
+        """Return ranks that have arrived for a pool, as many as compute together in it, of one machine."""
+        size, nodes = self.groups.team_size(pool), defaultdict[str, list[int]](list)
+        for rank, its in self._arrived.items():
+            if its == pool:
+                nodes[self.client.link.where[rank]["node"]].append(rank)
+        return [tuple(ranks[n : n + size]) for ranks in nodes.values() for n in range(0, len(ranks) - size + 1, size)]
+
+    def _take_up(self, team: Sequence[int], pool: str) -> None:
         groups, client = self.groups, self.client
         hit = [group for group in groups.all_groups() if group.pool == pool]
         if any(group.changing or group.swapping or group.installing for group in hit):
             return
         try:
+            groups.add_team(pool, team)
             for group in hit:
                 fresh = group.stamp == group.born or not group.is_model
-                self._open_again(group, [rank], _State() if fresh else _State.of(group.part(group.ranks)))
+                self._open_again(group, team, _State() if fresh else _State.of(group.part(group.ranks)))
         except Exception as error:
-            if isinstance(error, RankLost) and rank not in error.ranks:
+            groups.remove_team(pool, team)
+            if isinstance(error, RankLost) and not set(team) & set(error.ranks):
                 return  # another one is lost, which whoever needs it finds
-            self.run.warn(f"rank {rank} came to pool '{pool}', and could not take part: {error}")
-            del self._arrived[rank]
-            groups.ranks.give_up(rank)
+            self.run.warn(f"{_listed(team)} came to pool '{pool}', and could not take part: {error}")
+            for rank in team:
+                del self._arrived[rank]
+                groups.ranks.give_up(rank)
             return
-        del self._arrived[rank]
+        for rank in team:
+            del self._arrived[rank]
         for group in hit:
-            group.resize([*group.ranks, rank])
-        client.pools[pool] = (*client.pools[pool], rank)
+            group.join(team)
+        client.pools[pool] = (*client.pools[pool], *team)
         size = groups.replicas().get(pool)
         there = f"{size['ranks']} of {size['planned']} ranks" if size else "all its ranks"
-        self.run.on_resize(f"pool '{pool}' has {there}: rank {rank} has come", groups.replicas())
+        come = "has come" if len(team) == 1 else "have come"
+        self.run.on_resize(f"pool '{pool}' has {there}: {_listed(team)} {come}", groups.replicas())
 
     def restart_empty(self, lost: RankLost) -> None:
         """Restart the pools of lost ranks, where they are not alive, and have all others forget the rows they hold.
@@ -213,7 +225,7 @@ class Recovery:
         pools = {client.pool_of(rank) for rank in {*(() if lost.alive else lost.ranks), *inconsistent}}
         pools &= client.pools.keys()
         dead = [rank for pool in pools for rank in client.pools[pool]]
-        groups.joined -= pools  # all of this is forgotten first: others may die while these are started
+        groups.joined -= set(dead)  # all of this is forgotten first: others may die while these are started
         client.forget()
         groups.forget_groups(dead)
         if dead:

@@ -15,6 +15,7 @@ from ...batch import Key
 from ...errors import RunError
 from ...graph.ops.op import Op
 from ...lowering.deployment import WorkerSpec
+from ...placement.cluster.mesh import Mesh
 from ...workers.engine import Published
 from ...workers.weights.weight_boxes import digest
 from ..storage.checkpoints.snapshot import Captured
@@ -111,6 +112,24 @@ class WorkerGroup:
         team = tuple(other for other, there in zip(self.ranks, self.places, strict=True) if there == place)
         return team or (rank,)
 
+    @property
+    def copies(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks of each whole copy: every one by itself, all that compute together, or those of each replica."""
+        size = Mesh(self.spec.axes).size if self.spec.collective else 1
+        return (self.ranks,) if size == len(self.ranks) else tuple(self.team_of(rank) for rank in self.keepers)
+
+    def copy_with(self, rank: int) -> tuple[int, ...]:
+        """Return the ranks that have a whole copy together with one of them, and are lost with it."""
+        return next((copy for copy in self.copies if rank in copy), (rank,))
+
+    def _places_of(self, ranks: Sequence[int]) -> list[int]:
+        """Return the parts of the rows that these ranks have where it is on them alone: some of its own, and others
+        that have come, which compute together if its own do."""
+        known = dict(zip(self.ranks, self.places, strict=True))
+        places = [known.get(rank, -1 if self.spec.collective else -1 - rank) for rank in ranks]
+        number = {place: n for n, place in enumerate(dict.fromkeys(places))}
+        return [number[place] for place in places]
+
     def beside(self) -> dict[int, tuple[int, ...]]:
         """Return, by the first rank of each team, the others that split the engine with it; none of whole models."""
         teams = {rank: self.team_of(rank) for rank in self.keepers} if self.spec.collective else {}
@@ -130,11 +149,17 @@ class WorkerGroup:
             self.serves_rows = False
             self.client.call_all(self.keepers, "end_rows", self.key, what=f"{self.name}: rows that nobody waits for")
 
-    def resize(self, ranks: Sequence[int]) -> None:
-        """Be on these ranks, replicas of each other, from here on; others are gone."""
-        self.move_to(ranks, range(len(ranks)))
-        self.held = {rank: held for rank, held in self.held.items() if rank in self.ranks}
-        self.stamps = {rank: stamp for rank, stamp in self.stamps.items() if rank in self.ranks}
+    def leave(self, gone: Collection[int]) -> None:
+        """Be on the other ranks alone from here on, which have whole copies."""
+        left = [rank for rank in self.ranks if rank not in gone]
+        self.move_to(left, self._places_of(left))
+        self.held = {rank: held for rank, held in self.held.items() if rank in left}
+        self.stamps = {rank: stamp for rank, stamp in self.stamps.items() if rank in left}
+
+    def join(self, team: Sequence[int]) -> None:
+        """Be on these ranks too from here on, which compute together if its own do."""
+        ranks = [*self.ranks, *team]
+        self.move_to(ranks, self._places_of(ranks))
 
     @property
     def title(self) -> str:
@@ -390,9 +415,7 @@ class WorkerGroup:
     def digests(self, number: int | None, dtypes: Mapping[str, str] | None) -> dict[int, str]:
         """The digest of each whole copy, under its first rank."""
         parts = self.client.call_all(self.ranks, "sums", self.key, number, dtypes, what=f"{self.name}: digest")
-        if self.spec.collective:
-            return {self.ranks[0]: digest(parts.values())}
-        return {rank: digest([part]) for rank, part in parts.items()}
+        return {copy[0]: digest(parts[rank] for rank in copy) for copy in self.copies}
 
     def plan_from(self, source: WorkerGroup, numbers: Mapping[int, int]) -> Moves:
         """The moves that bring the weights of ``source`` here, each from a rank of the same machine where one has it;
@@ -416,13 +439,13 @@ class WorkerGroup:
     @_loaded
     def save_model(self, folder: str) -> bool:
         """Save the model as a Hugging Face folder."""
-        ranks = self.ranks if self.spec.collective else self.ranks[:1]
+        ranks = self.copies[0]
         found = self.client.call_all(ranks, "save_model", self.key, folder, what=f"{self.name}: saving its model")
         return bool(next(iter(found.values())))
 
     def capture_state(self, folder: Path, file: str) -> Captured:
         """Copy the state, each rank its part, and begin to write it. What is out of memory stays there."""
-        ranks = self.ranks if self.spec.collective else self.ranks[:1]
+        ranks = self.copies[0]
         id, weights, epoch = self.client.new_id(), (self.version, self.dirty), self.client.epoch
         asked = {rank: (id, self.key, str(folder), file, part, weights) for part, rank in enumerate(ranks)}
         lacking = self.client.wait(self.client.send("capture_state", asked), f"{self.name}: copying its state")
@@ -430,7 +453,7 @@ class WorkerGroup:
 
     def part(self, ranks: Sequence[int]) -> WorkerGroup:
         """The same worker on some of its ranks: to take weights from there, or to bring them there."""
-        part = WorkerGroup(self.client, self.blueprint, self.spec, ranks, range(len(ranks)))
+        part = WorkerGroup(self.client, self.blueprint, self.spec, ranks, self._places_of(ranks))
         part.version, part.is_away = self.version, self.is_away
         part.held = {rank: held for rank, held in self.held.items() if rank in ranks}
         return part

@@ -385,8 +385,7 @@ class Dispatcher:
             end = perf_counter()
             self._free[thread] = end, call.index
             if result is not NOTHING and call.op.owner != "data":  # before it lets go of its inputs
-                why: Any = {"due": job.due, "after": job.after, "ranks": job.pending.rank_times}
-                why["passes"] = job.pending.take_passes()
+                why: Any = {"due": job.due, "after": job.after, "pending": job.pending}
                 self.notes.note_end(call, command.chunk, result, job.rows, start, end, **why)
                 if isinstance(job.pending, CountedCall):
                     self.notes.note_rollout(call, job.pending.slots, job.pending.waits)
@@ -417,9 +416,16 @@ class Dispatcher:
             self._queued -= 1
             self._resting.discard(command.pool)
 
+    def _expect_weights(self, job: CommandJob) -> None:
+        """Raise Skipped for a call whose rows may stand still for weights that do not come."""
+        if any(number == MOVE for number, _ in self.failures):
+            assert job.call is not None, "only a call has rows"
+            raise Skipped(f"{job.call.title} was broken off: a move of weights has failed")
+
     def _go_on(self, job: CommandJob, pending: SteppedCall) -> bool:
         """Have the engine of a call make a step; tell the machine once it has room for another call. Returns whether
         the call is over."""
+        self._expect_weights(job)
         over = pending.step()
         if not over and not job.entered and pending.has_entered:
             assert isinstance(job.command, Start), "calls alone enter an engine"
@@ -435,6 +441,7 @@ class Dispatcher:
         groups.rotate(-1)
         made: Any = None
         try:
+            self._expect_weights(job)
             if each.step():
                 made = self._sampled(call, each.number, each.pending.result())
         except BaseException as error:
@@ -444,8 +451,7 @@ class Dispatcher:
             with self._changed:
                 self.exchanged.finish(call, each.number, made)
             if not isinstance(made, BaseException):
-                why: Any = {"due": job.due, "after": job.after, "ranks": each.pending.rank_times}
-                why["passes"] = each.pending.take_passes()
+                why: Any = {"due": job.due, "after": job.after, "pending": each.pending}
                 self.notes.note_end(call, each.number, made, each.rows, job.started, perf_counter(), **why)
             self.tell(Grouped(call.index, each.number))
         if groups and not job.entered and all(group.has_entered for group in groups):

@@ -397,6 +397,32 @@ MISTAKES = [
         "fix  Take least out, or place it in a pool of its own.",
     ),
     (
+        'cluster: cpu:1x2\npools:\n  b: {devices: "0-1", least: 1}\nplace:\n  actor: {generate: {pool: b, mesh: {tp: 2}, engine: vllm}}\n',
+        5,
+        "'actor' needs all ranks of pool 'b', and least: 1 lets some be missing.",
+        "fix  Take least out, or place it in a pool of its own.",
+    ),
+    (
+        'cluster: cpu:1x8\npools:\n  b: {devices: "0-7", least: 3}\nplace:\n  actor: {generate: {pool: b, mesh: {dp: 4, tp: 2}, engine: vllm}}\n',
+        5,
+        "2 ranks split an engine of 'actor', and least: 3 of its pool is no multiple.",
+        "fix  Write least: 4, or take it out.",
+    ),
+    (
+        'cluster: cpu:1x4\npools:\n  b: {devices: "0-3", least: 2}\nplace:\n'
+        "  actor: {generate: {pool: b, mesh: {dp: 2, tp: 2}, engine: vllm}}\n  judge: {generate: {pool: b, mesh: {dp: 1, tp: 4}, engine: vllm}}\n",
+        6,
+        "'judge' needs all ranks of pool 'b', and least: 2 lets some be missing.",
+        "fix  Take least out, or place it in a pool of its own.",
+    ),
+    (
+        'cluster: cpu:1x8\npools:\n  b: {devices: "0-7", least: 4}\nplace:\n'
+        "  actor: {generate: {pool: b, mesh: {dp: 4, tp: 2}, engine: vllm}}\n  judge: {generate: {pool: b, mesh: {dp: 2, tp: 4}, engine: vllm}}\n",
+        6,
+        "ranks of pool 'b' split 'judge' (dp=2,tp=4) and 'actor' (dp=4,tp=2), and least: 4 lets some be missing.",
+        "fix  Give both the same mesh, or take least out.",
+    ),
+    (
         "pipeline:\n  restart: -1\n",
         2,
         "pipeline: restart is a number of seconds, not -1.",

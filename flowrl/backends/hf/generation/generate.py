@@ -60,8 +60,7 @@ def generate(
 
     Raises DataError for an empty prompt, or one that fills all positions of the model.
     """
-    run = _Run(net, prompts, n, seeds, sampling, stops, starts)
-    run.note_passes = note_passes
+    run = _Run(net, prompts, n, seeds, sampling, stops, starts, note_passes)
     with torch.no_grad(), net.mixed():
         parts = [run.bucket(rows) for rows in run.buckets(cache_bytes or default_cache_bytes(net))]
     if note_prefix is not None:
@@ -80,6 +79,23 @@ def default_cache_bytes(net: Net) -> int:
 Part = tuple[Tensor, ...]
 
 
+class _Meter:
+    """Tells of passes between two looks at who is alive: ``_Meter(prompt, tell)``, with the mean length of a prompt."""
+
+    def __init__(self, prompt: float, tell: Callable[[DecodePasses], None] | None) -> None:
+        self._prompt, self._tell = prompt, tell
+        self._last: tuple[float, int, int] | None = None  # when, after which token, how many were alive
+
+    def look(self, token: int, alive: int) -> None:
+        """Note that so many rows go on after a token, the first one being 0."""
+        now = perf_counter()
+        if self._tell is not None and self._last is not None:
+            then, before, rows = self._last
+            context = rows * sum(self._prompt + made + 1 for made in range(before, token))
+            self._tell(DecodePasses(token - before, (token - before) * rows, int(context), now - then))
+        self._last = now, token, alive
+
+
 class _Run:
     """One call of :func:`generate`: its inputs on the device, and how rows are put together."""
 
@@ -92,6 +108,7 @@ class _Run:
         sampling: Sampling,
         stops: tuple[int, ...],
         starts: Tensor | None,
+        note_passes: Callable[[DecodePasses], None] | None,
     ) -> None:
         device = net.device
         self.net, self.n, self.sampling = net, n, sampling
@@ -105,7 +122,7 @@ class _Run:
         #: Whether the distribution that is sampled from is the policy's own, at the temperature.
         self.own = sampling.is_policy
         self.found = 0  # tokens of prompts that were computed for another row
-        self.note_passes: Callable[[DecodePasses], None] | None = None
+        self.note_passes = note_passes
 
     def buckets(self, cache_bytes: int) -> Iterator[Tensor]:
         """Rows by falling prompt length, as many at a time as the memory for keys and values allows."""
@@ -161,8 +178,7 @@ class _Run:
         seen = self.seen(rows)
         support = Recorder(len(rows), limit, device) if self.sampling.support else None
         hidden = decoder.first()
-        brought = float(self.lengths[rows.cpu() // self.n].float().mean())
-        since: tuple[float, int, int] | None = None  # when was looked last, after which token, how many were alive
+        meter = _Meter(float(self.lengths[rows.cpu() // self.n].float().mean()), self.note_passes)
         for t in range(limit):
             if not self.sampling.greedy:
                 if t % AHEAD == 0:
@@ -187,15 +203,9 @@ class _Run:
                 done = done | (limits[at] <= t + 1)
             if (t + 1) % look == 0:
                 live = (~done).nonzero().squeeze(-1)
-                now = perf_counter()
-                if since is not None and self.note_passes is not None:
-                    began, at_token, alive_then = since
-                    count = t - at_token
-                    context = int(alive_then * sum(brought + token + 1 for token in range(at_token, t)))
-                    self.note_passes(DecodePasses(count, count * alive_then, context, now - began))
+                meter.look(t, len(live))
                 if not len(live):
                     break
-                since = now, t, len(live)
                 if decoder.compacts and len(live) < COMPACT_BELOW * len(done):
                     stay = _staying(done, prepared(len(live)) if serves(hidden) else len(live))
                     decoder.keep(stay)

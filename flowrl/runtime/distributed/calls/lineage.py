@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 class Recipe:
     """How a call made its rows: its ``rank_calls``, and what it ``needs``, which stays where it is for as long.
 
-    ``stamps``: groups, and what their state was. ``together``: its ranks cannot do their part alone. ``moved``: the
-    rank that has done the part of another one, which was lost.
+    ``stamps``: groups, and what their state was. ``copies``: the ranks that cannot do their parts without each other.
+    ``moved``: the rank that has done the part of another one, which was lost.
     """
 
     title: str
     step: int
     rank_calls: Mapping[int, RankCall]
     stamps: Mapping[WorkerGroup, int]
-    together: bool
+    copies: Collection[tuple[int, ...]]
     needs: tuple[Stored, ...]
     moved: dict[int, int] = field(default_factory=dict[int, int])
     checks: dict[int, str] = field(default_factory=dict[int, str])  # of what each rank has kept, by its number
@@ -42,7 +42,9 @@ class Recipe:
 
     def calls_for(self, id: int) -> dict[int, RankCall]:
         """Return the calls that make an object once more, by rank."""
-        return {self.moved.get(r, r): t for r, t in self.rank_calls.items() if self.together or t.keep == id}
+        own = {rank for rank, call in self.rank_calls.items() if call.keep == id}
+        own |= {rank for copy in self.copies if not own.isdisjoint(copy) for rank in copy}
+        return {self.moved.get(r, r): call for r, call in self.rank_calls.items() if r in own}
 
 
 class Lineage:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from time import perf_counter, time
@@ -125,7 +125,7 @@ class CallOnRanks:
             self.call.info.step,
             calls,
             {g: g.stamp for g in groups},
-            together=group is not None and group.spec.collective,
+            () if group is None else group.copies,
             needs=stored_in(dict(self.arguments)),
         )
 
@@ -201,41 +201,54 @@ class CallOnRanks:
             return self._move_lost(sent, lost)
 
     def _move_lost(self, sent: Sent, lost: RankLost) -> dict[int, Any]:
-        """Have the other ranks of a call do the parts of lost ones too, while these are started again.
+        """Have the other ranks of a call do the parts of lost ones too, while these are started again. Ranks that split
+        an engine do their own again, once they are there.
 
-        They do them as they were sent, so the rows are the same, and keep what they have done of their own. Returns
-        what :meth:`_wait_for_all` does. Raises ``lost`` where the whole call has to be made again.
+        They do them as they were sent, so the rows are the same, and the others keep what they have done. Returns what
+        :meth:`_wait_for_all` does. Raises ``lost`` where the whole call has to be made again.
         """
-        client, what = self.client, self._describe()
-        answers = {rank: a for rank, a in lost.answers.items() if rank in sent.rank_calls}
-        parts = [rank for rank in sent.rank_calls if rank in lost.ranks and rank not in answers]
-        others = [rank for rank in sent.rank_calls if rank not in lost.ranks]
-        if not parts or not others or not self._can_move([sent.rank_calls[part] for part in parts], lost, answers):
+        client, what, group = self.client, self._describe(), self.group
+        split = group is not None and group.spec.collective
+        fallen = {rank for one in lost.ranks for rank in ((one,) if group is None else group.copy_with(one))}
+        answers = {r: a for r, a in lost.answers.items() if r in sent.rank_calls and not (split and r in fallen)}
+        parts = [rank for rank in sent.rank_calls if rank in fallen and rank not in answers]
+        others = [rank for rank in sent.rank_calls if rank not in fallen]
+        calls = {part: replace(sent.rank_calls[part], frees=()) for part in parts}
+        if not parts or not others or not self._can_move(calls.values(), fallen, lost, answers):
             raise lost
-        moved = {part: others[number % len(others)] for number, part in enumerate(parts)}
-        lost.what += "".join(f" Rank {rank} does what rank {part} was at." for part, rank in moved.items())
+        by = {part: part if split else others[number % len(others)] for number, part in enumerate(parts)}
         with client.order:
-            sent.recipe.moved.update(moved)
-            calls = {part: replace(sent.rank_calls[part], frees=()) for part in parts}
-            begun = {part: client.send("run", {moved[part]: (call,)}) for part, call in calls.items()}
-            client.restart_lost(lost, sent.epoch)
+            if split:
+                client.restart_lost(lost, sent.epoch)
+            else:
+                lost.what += "".join(f" Rank {rank} does what rank {part} was at." for part, rank in by.items())
+                sent.recipe.moved.update(by)
+            begun = {part: client.send("run", {by[part]: (call,)}) for part, call in calls.items()}
+            if not split:  # the others are at it meanwhile
+                client.restart_lost(lost, sent.epoch)
         if any(client.restarted_after(sent.epoch, rank) for rank in others):
             raise lost
         if left := {rank: a for rank, a in sent.answers.items() if rank in others and rank not in answers}:
             answers |= client.wait_for(left, what)
-        for part in parts:
-            answers[part] = client.wait_for(begun[part], what)[moved[part]]
+        for some in [parts] if split else [[part] for part in parts]:  # one of a team that fails may have lost another
+            found = client.wait_for({by[part]: begun[part][by[part]] for part in some}, what)
+            answers |= {part: found[by[part]] for part in some}
+        if split:
+            client.lineage.note_remade({call.keep: part for part, call in calls.items() if call.keep})
         return {rank: answers[rank] for rank in sent.rank_calls}
 
-    def _can_move(self, parts: Sequence[RankCall], lost: RankLost, answers: Mapping[int, Any]) -> bool:
-        """Whether other ranks can do parts of a call: they have all of the worker, and the rows are not lost."""
-        group, op = self.group, self.call.op
-        if group is None or group.spec.collective or op.updates or op.external or lost.inconsistent:
+    def _can_move(
+        self, parts: Iterable[RankCall], fallen: Collection[int], lost: RankLost, answers: Mapping[int, Any]
+    ) -> bool:
+        """Whether parts of a call can be done without the whole: the other ranks have all of the worker, and the rows
+        are not lost."""
+        op = self.call.op
+        if self.group is None or op.updates or op.external or lost.inconsistent:
             return False
         if any(isinstance(answer, Failed) for answer in answers.values()):
             return False
         wanted = [f for part in parts for f in find_in(dict(part.arguments), Fetch)]
-        return not any(take.rank in lost.ranks for f in wanted for together in f.parts for take in together.takes)
+        return not any(take.rank in fallen for f in wanted for together in f.parts for take in together.takes)
 
     def _check(self, answers: Mapping[int, Any]) -> dict[int, Reply]:
         """Return the answers; raises the first failure, which counts the others and has both tracebacks."""
@@ -271,8 +284,7 @@ class CallOnRanks:
             return
         for part, reply in kept_of(sent.rank_calls, replies).items():
             rank, id = sent.recipe.moved.get(part, part), sent.rank_calls[part].keep
-            together = self.group is not None and self.group.spec.collective
-            other = self.client.another_rank(rank, together=together)
+            other = self.client.another_rank(rank, () if self.group is None else self.group.copy_with(rank))
             if other is None or not reply.kinds:
                 continue
             lost = f"{self.call.title} was to be copied, and ranks were started again meanwhile."

@@ -71,8 +71,8 @@ class Weights:
 
         return new_meeting(self.folder)
 
-    def join_pool(self, size: int, number: int, meeting: str, seconds: float) -> None:
-        """Join the process group of the ranks of this pool, in which its models compute together."""
+    def join_team(self, size: int, number: int, meeting: str, seconds: float) -> None:
+        """Join the process group of the ranks with which the models here compute together."""
         import torch
 
         from ...transfer.rendezvous import meet
@@ -158,7 +158,7 @@ class Weights:
 
 
 def everybody(ready: bool) -> bool:
-    """Whether all ranks of the pool say so; each of them has to ask."""
+    """Whether all ranks that compute together say so; each of them has to ask."""
     import torch
 
     if not torch.distributed.is_initialized():  # a pool of one rank, or the ranks of a test

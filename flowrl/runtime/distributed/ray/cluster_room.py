@@ -24,13 +24,14 @@ SECONDS_TO_PLACE = 600.0
 class PoolOfRanks:
     """The ranks of one pool, and how many GPUs each has: ``PoolOfRanks("train", (0, 1), gpus=1)``.
 
-    ``least``: how many of them have to be there; 0 are all.
+    ``least``: how many of them have to be there; 0 are all. ``team``: how many compute together, one after the other.
     """
 
     name: str
     ranks: tuple[int, ...]
     gpus: int = 0
     least: int = 0
+    team: int = 1
 
     @property
     def bundle(self) -> dict[str, float]:
@@ -46,7 +47,7 @@ class ClusterRoom:
     def __init__(self, pools: Sequence[PoolOfRanks], address: str | None) -> None:
         self._pools, self._address = pools, address
         self._groups: dict[str, Any] = {}  # by pool: room for the ranks that have to be there
-        self._alone: dict[tuple[str, int], Any] = {}  # for each of the others, by pool and place
+        self._alone: dict[tuple[str, int], Any] = {}  # for each team of the others, by pool and its number
         self._ours, self._private = False, PrivateRay()
 
     def connect(self) -> None:
@@ -92,13 +93,16 @@ class ClusterRoom:
         self._groups[pool.name] = group
 
     def ask(self, pool: PoolOfRanks, place: int) -> None:
-        """Ask for room for one more rank of a pool, which may come later."""
-        self._alone[pool.name, place] = placement_group([pool.bundle], name=f"flowrl-{pool.name}-{place}")
+        """Ask for room for one more rank of a pool, which may come later; on one node for all that compute together."""
+        team = pool.name, place // pool.team
+        if team not in self._alone:
+            bundles, name = [pool.bundle] * pool.team, f"flowrl-{pool.name}-{place}"
+            self._alone[team] = placement_group(bundles, strategy="STRICT_PACK", name=name)
 
     def of(self, pool: PoolOfRanks, place: int) -> tuple[Any, int]:
         """Return the placement group of a rank of a pool, and its number there."""
-        alone = self._alone.get((pool.name, place))
-        return (self._groups[pool.name], place) if alone is None else (alone, 0)
+        alone = self._alone.get((pool.name, place // pool.team))
+        return (self._groups[pool.name], place) if alone is None else (alone, place % pool.team)
 
     def is_there(self, pool: PoolOfRanks, place: int, seconds: float) -> bool:
         """Whether there is room for a rank, within so many seconds."""

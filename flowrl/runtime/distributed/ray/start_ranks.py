@@ -128,7 +128,9 @@ class RayRanks:
         """Have all ranks ask others in the place of those that are gone for good."""
         for rank in stand_ins:
             self.where.pop(rank, None)
-            self.handles.pop(rank, None)
+            self._answers.unwatch(rank)
+            with suppress(KeyError, RayError, ValueError):  # one that is there, and computed with a lost one
+                ray.kill(self.handles.pop(rank))
             self._await(rank)
         self._stand_ins = {gone: stand_ins.get(rank, rank) for gone, rank in self._stand_ins.items()} | dict(stand_ins)
         self._introduce(())

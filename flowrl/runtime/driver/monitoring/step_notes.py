@@ -14,10 +14,10 @@ from ....graph.ops.op import Op
 from ....graph.tracing.reported_metrics import OF_POLICY
 from ....schedule.events import Publish
 from ....schedule.scheme import Scheme
-from ....workers.decode_passes import DecodePasses
 from ....workers.decode_slots import DecodeSlots
 from ....workers.engine import Published
 from ....workers.environment_waits import EnvironmentWaits
+from ...executor import PendingCall
 from ...storage.traffic import bytes_made, bytes_read, row_tokens, rows_cut_off
 from ...values.call import Call
 from ...values.episode_counts import EpisodeCounts, count_episodes, failed_episodes
@@ -71,10 +71,9 @@ class StepNotes:
         *,
         due: float | None = None,
         after: Release | None = None,
-        ranks: Sequence[RankTime] = (),
-        passes: Sequence[DecodePasses] = (),
+        pending: PendingCall | None = None,
     ) -> None:
-        """Note what a call took and made, what let it begin, what ``ranks`` did of it, and ``passes`` of its engine.
+        """Note what a call took and made, what let it begin, and what ranks and engines did of it, as ``pending`` says.
 
         Arithmetic on fields takes no pool and no time worth a line.
         """
@@ -82,6 +81,8 @@ class StepNotes:
         length = count_tokens(rows, "tokens")
         pools = self.scheme.pools(call.op, call.worker)
         made, digests = bytes_made(result, given, call.op), digests_of(call.op, result, given)
+        ranks = () if pending is None else pending.rank_times
+        passes = () if pending is None else tuple(pending.take_passes())
         with self.lock:
             step, node = self.steps.of(call), self._node(call)
             record = self._made(call)
@@ -95,7 +96,7 @@ class StepNotes:
             pool = pools[0] if pools else ""
             size = 0 if rows is None else len(rows)
             waited = {"issued": call.issued, "due": due, "after": after, "ranks": within(ranks, start, end)}
-            how: dict[str, Any] = waited | _sampled(call.op, result) | {"passes": tuple(passes)}
+            how: dict[str, Any] = waited | _sampled(call.op, result) | {"passes": passes}
             step.timings.append(Timing(node, call.step, pool, start, end, size, length, call.index, chunk, **how))
             if call.op.updates == "weights" and (gap := gap_in(result)):
                 step.gaps[node] = gap

@@ -148,6 +148,34 @@ def test_who_is_lost_is_named_and_rows_go_on_from_what_was_told(module, wanted, 
     assert kept and all("kept tokens: actor.generate of step" in text and "on rank 1" in text for text in kept)
 
 
+@pytest.mark.parametrize(("who", "place"), [("rank", 1), ("engine", 0)])
+def test_a_team_that_is_lost_leaves_the_other_one_alone(module, wanted, tmp_path, who, place):
+    """Two ranks are started again of four, with the weights of the other two."""
+    module.PACE, module.NOTE = 0.05, str(tmp_path / "struck")
+    module.FAULT = (who, place, int(signal.SIGKILL), 30)
+    out = tmp_path / "run"
+    rows = run(module, out, plan("vllm", "dp=2,tp=2", staleness=1, publish="interrupt"))
+    check_equal(rows, wanted)
+    (lost,) = events(out, "lost")
+    found = next(n for n in (1 + place, 3 + place) if re.search(LOST[who].format(n), lost["text"], re.DOTALL))
+    team = "ranks 3, 4" if found > 2 else "ranks 1, 2"
+    assert [event["text"] for event in events(out, "renewed")] == [team] and not events(out, "recovered")
+
+
+def test_a_run_goes_on_without_a_team_and_takes_one_up(module, wanted, tmp_path):
+    """There is room for it, and it is not waited for."""
+    module.PACE, module.NOTE = 0.05, str(tmp_path / "struck")
+    module.FAULT = ("rank", 1, int(signal.SIGKILL), 30)
+    out = tmp_path / "run"
+    rows = run(module, out, plan("vllm", "dp=2,tp=2", staleness=1, publish="interrupt", restart=0))
+    check_equal(rows, wanted)
+    said = [event["text"] for event in events(out, "resized")]
+    less = "pool 'rollout' goes on with 2 ranks: ranks {}, {} could not be started again within 0 s"
+    assert said[0] in (less.format(1, 2), less.format(3, 4))
+    assert said[1:] in ([], ["pool 'rollout' has all its ranks: ranks 6, 7 have come"])
+    assert not events(out, "recovered")
+
+
 def test_a_rank_that_hangs_is_named_by_the_deadline(module, wanted, tmp_path):
     module.PACE, module.NOTE, module.FAULT = 0.05, str(tmp_path / "struck"), ("rank", 1, int(signal.SIGSTOP), 30)
     out = tmp_path / "run"
