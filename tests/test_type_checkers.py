@@ -50,7 +50,10 @@ def by_pyright(files) -> set[tuple[str, int, str]]:
     }
 
 
-@pytest.fixture(scope="module", params=[by_mypy, by_pyright], ids=["mypy", "pyright"])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(by_mypy, marks=pytest.mark.nightly, id="mypy"), pytest.param(by_pyright, id="pyright")],
+)
 def found(request, programs):
     """What a type checker says of all programs, and of the wrong one, in one run of it."""
     with pytest.MonkeyPatch.context() as patch:

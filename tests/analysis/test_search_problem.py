@@ -47,7 +47,9 @@ def test_the_step_that_is_printed_is_the_step_that_is_simulated(capsys, tmp_path
     assert record["runner_up"] is None or record["runner_up"]["margin"] >= 0
 
 
-@pytest.mark.parametrize("cluster", ["b200:9x72", "h100-80:2x3", "h100-80:4x5", "a100-80:3x7", "l40s:1x6", "h200:5x8"])
+@pytest.mark.parametrize("cluster", [
+    pytest.param("b200:9x72", marks=pytest.mark.nightly), "h100-80:2x3", "h100-80:4x5", "a100-80:3x7", "l40s:1x6", "h200:5x8",
+])  # fmt: skip
 def test_clusters_of_any_shape_are_searched(capsys, cluster):
     words = ("--model", "actor=llama-7b", "--model", "critic=llama-7b", "--lengths", "fixed:256", "--steps", "3")
     record = json.loads(asked(capsys, "plan", "algorithms/ppo.py", "--cluster", cluster, *words, "--format", "json"))
