@@ -229,7 +229,7 @@ class Recovery:
         client.forget()
         groups.forget_groups(dead)
         if dead:
-            self._restart(dead, {*lost.ranks, *inconsistent})
+            self._restart(dead, {*lost.ranks, *inconsistent} & set(dead))
         client.call_all([rank for rank in client.all_ranks if rank not in dead], "forget")
 
 

@@ -81,6 +81,7 @@ class WorkerGroup:
         self.ranks: tuple[int, ...] = ()
         self.places: tuple[int, ...] = ()
         self.keepers: tuple[int, ...] = ()  # whose results count
+        self.copies: tuple[tuple[int, ...], ...] = ()  # the ranks of each whole copy: all, each, or each replica's
         self.move_to(ranks, places)
         self.version, self.dirty = 0, False
         self.stamp = 0  # grows whenever the state changes
@@ -103,24 +104,21 @@ class WorkerGroup:
     def move_to(self, ranks: Sequence[int], places: Sequence[int]) -> None:
         """Be on these ranks from here on, with these parts of the rows."""
         self.ranks, self.places, self.parts = tuple(ranks), tuple(places), max(places) + 1
-        firsts = {place: rank for rank, place in reversed(list(zip(ranks, places, strict=True)))}
-        self.keepers = tuple(firsts[p] for p in range(self.parts))
+        teams: dict[int, list[int]] = {place: [] for place in range(self.parts)}
+        for rank, place in zip(ranks, places, strict=True):
+            teams[place].append(rank)
+        self._teams = {rank: tuple(team) for team in teams.values() for rank in team}
+        self.keepers = tuple(team[0] for team in teams.values())
+        size = Mesh(self.spec.axes).size if self.spec.collective else 1
+        self.copies = (self.ranks,) if size == len(self.ranks) else tuple(map(tuple, teams.values()))
 
     def team_of(self, rank: int) -> tuple[int, ...]:
         """Return the ranks that have the same part of the rows as one of them: they compute together."""
-        place = dict(zip(self.ranks, self.places, strict=True)).get(rank)
-        team = tuple(other for other, there in zip(self.ranks, self.places, strict=True) if there == place)
-        return team or (rank,)
-
-    @property
-    def copies(self) -> tuple[tuple[int, ...], ...]:
-        """The ranks of each whole copy: every one by itself, all that compute together, or those of each replica."""
-        size = Mesh(self.spec.axes).size if self.spec.collective else 1
-        return (self.ranks,) if size == len(self.ranks) else tuple(self.team_of(rank) for rank in self.keepers)
+        return self._teams.get(rank, (rank,))
 
     def copy_with(self, rank: int) -> tuple[int, ...]:
         """Return the ranks that have a whole copy together with one of them, and are lost with it."""
-        return next((copy for copy in self.copies if rank in copy), (rank,))
+        return self.ranks if rank in self._teams and len(self.copies) == 1 else self.team_of(rank)
 
     def _places_of(self, ranks: Sequence[int]) -> list[int]:
         """Return the parts of the rows that these ranks have where it is on them alone: some of its own, and others

@@ -223,7 +223,7 @@ class CallOnRanks:
             else:
                 lost.what += "".join(f" Rank {rank} does what rank {part} was at." for part, rank in by.items())
                 sent.recipe.moved.update(by)
-            begun = {part: client.send("run", {by[part]: (call,)}) for part, call in calls.items()}
+            begun, epoch = {part: client.send("run", {by[part]: (call,)}) for part, call in calls.items()}, client.epoch
             if not split:  # the others are at it meanwhile
                 client.restart_lost(lost, sent.epoch)
         if any(client.restarted_after(sent.epoch, rank) for rank in others):
@@ -234,7 +234,9 @@ class CallOnRanks:
             found = client.wait_for({by[part]: begun[part][by[part]] for part in some}, what)
             answers |= {part: found[by[part]] for part in some}
         if split:
-            client.lineage.note_remade({call.keep: part for part, call in calls.items() if call.keep})
+            with client.order:  # they may have been started again, once they had answered
+                there = {call.keep: part for part, call in calls.items() if not client.restarted_after(epoch, part)}
+                client.lineage.note_remade({id: part for id, part in there.items() if id})
         return {rank: answers[rank] for rank in sent.rank_calls}
 
     def _can_move(
@@ -284,7 +286,8 @@ class CallOnRanks:
             return
         for part, reply in kept_of(sent.rank_calls, replies).items():
             rank, id = sent.recipe.moved.get(part, part), sent.rank_calls[part].keep
-            other = self.client.another_rank(rank, () if self.group is None else self.group.copy_with(rank))
+            team = () if self.group is None else self.group.copy_with(self.client.stand_in(rank))
+            other = self.client.another_rank(rank, team)
             if other is None or not reply.kinds:
                 continue
             lost = f"{self.call.title} was to be copied, and ranks were started again meanwhile."

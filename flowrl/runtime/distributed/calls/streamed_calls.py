@@ -277,7 +277,8 @@ class EngineOnRanks:
         for other in self.group.team_of(rank):
             for number, answer in answers[other].over.items() if other != rank else ():
                 if isinstance(answer, Reply):
-                    parts[number].beside[other] = answer
+                    beside = parts[number].beside  # which may have the name of one that is gone
+                    beside[next((r for r in beside if self.client.stand_in(r) == other), other)] = answer
                 elif not isinstance(known := over.get(number), Failed) or known.elsewhere:
                     over[number] = answer
         return replace(mine, over=over)

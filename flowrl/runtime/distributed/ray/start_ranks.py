@@ -65,8 +65,12 @@ class RayRanks:
         more = [rank for rank, (pool, place) in self._places.items() if pool.least and place >= pool.least]
         for rank in more:
             self._room.ask(*self._places[rank])
-        until = time.monotonic() + SECONDS_TO_LOOK
-        missing = [r for r in more if not self._room.is_there(*self._places[r], max(0.0, until - time.monotonic()))]
+        until, there = time.monotonic() + SECONDS_TO_LOOK, dict[tuple[str, int], bool]()
+        teams = {rank: (pool.name, place // pool.team) for rank, (pool, place) in self._places.items()}
+        for rank in more:
+            if teams[rank] not in there:  # all of it is there, or nothing
+                there[teams[rank]] = self._room.is_there(*self._places[rank], max(0.0, until - time.monotonic()))
+        missing = [rank for rank in more if not there[teams[rank]]]
         ranks = [rank for rank in self._places if rank not in missing]
         for rank in missing:
             self._await(rank)

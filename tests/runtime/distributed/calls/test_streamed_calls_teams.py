@@ -21,6 +21,7 @@ from flowrl.errors import RankLost, RunError
 from flowrl.placement.cluster.cluster import Cluster
 from flowrl.placement.cluster.mesh import Mesh
 from flowrl.placement.plan.plan import Pipeline, Place, Plan, Pool
+from flowrl.runtime.distributed.calls.streamed_calls import EngineOnRanks
 from flowrl.runtime.distributed.rank_client import RankClient
 from flowrl.runtime.distributed.rank_process.rank import Rank
 from flowrl.runtime.distributed.ray.rank_actor import lane_of
@@ -168,6 +169,36 @@ def test_a_run_goes_on_without_a_team_that_is_lost_for_good(module, tmp_path, pi
     said = f"pool 'rollout' goes on with 2 ranks: ranks {gone[0]}, {gone[1]} could not be started again within 120 s"
     assert [event["text"] for event in events(tmp_path / "run", "resized")] == [said]
     assert all(event["text"].endswith(f"on rank {left[0]}") for event in events(tmp_path / "run", "kept"))
+
+
+def test_a_stand_in_that_is_lost_in_the_same_call_begins_again_with_its_team(module, calm, tmp_path, monkeypatch):
+    """A team is gone for good in a call, and the one that stands in for it is lost once it has answered for it."""
+    advance, seen, begun, send = EngineOnRanks.advance, [], Counter(), RankClient.send
+
+    def dies(engine, what):
+        client = engine.client
+        for call in list(engine.calls.values()) if not seen and client.stand_in(3) != 3 else ():
+            part = call.parts.get(3)
+            if part is not None and part.answer is not None and not call.has_answers:
+                seen.append((set(part.beside), client.lineage.copy_of(part.rank_call.keep)))
+                client.link.dead.add(1)
+                break
+        return advance(engine, what)
+
+    def sent(client, method, calls):
+        if method == "begin" and seen:
+            begun.update(map(client.stand_in, calls))
+        return send(client, method, calls)
+
+    monkeypatch.setattr(EngineOnRanks, "advance", dies)
+    monkeypatch.setattr(RankClient, "send", sent)
+    made = plan("dp=2,tp=2", copies=2, **S_1)
+    found, place = run(module, tmp_path / "run", made, kill=("advance", 9, 4), homeless={4})
+    check_equal(found, calm)
+    ((beside, copy),) = seen
+    assert beside == {4} and copy not in (1, 2), "a copy is no good where it is lost with the rows"
+    assert begun[1] == begun[2] > 0 and sorted(place.ranks.restarted)[:2] == [1, 2]
+    assert not events(tmp_path / "run", "recovered")
 
 
 @pytest.mark.parametrize("pipeline", [S_1, {}])
