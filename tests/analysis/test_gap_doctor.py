@@ -13,8 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import gap_flow
 import pytest
 import torch
+from gap_flow import PROMPTS, digits
 from letters import model_of
 
 import flowrl as fl
@@ -29,21 +31,8 @@ from flowrl.errors import UsageError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-SIZES = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "num_hidden_layers": 2,
-    "initializer_range": 0.3,  # far from uniform, so that a wrong place shows
-    "bos_token_id": 7,
-}
-PROMPTS = [{"prompt": "ab"}, {"prompt": "cdefabc"}, {"prompt": "fbad"}]
+SIZES = {**gap_flow.SIZES, "hidden_size": 32}
 SAMPLING = {"max_tokens": 7}
-
-
-def digits(response: str) -> float:
-    return float(len(set(response)) % 3)
 
 
 @dataclass(frozen=True)

@@ -162,9 +162,8 @@ def _lines(path: Path) -> Iterable[dict[str, Any]]:
             line = json.loads(text)
             usable = isinstance(line["node"], str) and isinstance(line["step"], int) and line["end"] >= line["start"]
             passes = line.get("passes", ())
-            usable = usable and all(
-                count > 0 and rows + context + seconds >= 0 for count, rows, context, seconds in passes
-            )
+            whole = (count > 0 and min(rows, context, seconds) >= 0 for count, rows, context, seconds in passes)
+            usable = usable and all(whole)
         except (ValueError, KeyError, TypeError):
             usable, line = False, {}
         if not usable:

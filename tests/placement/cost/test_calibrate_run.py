@@ -140,7 +140,8 @@ def test_runs_that_cannot_be_used(tmp_path, monkeypatch):
     write(tmp_path, [])
     with pytest.raises(PlanError, match="has no calls to calibrate with"):
         calibrate(".")
-    bad_passes = [{"passes": passes} for passes in (3, [4], [[1, 2, 3]], [[0, 2, 3, 0.1]], [["1", 2, 3, 0.1]])]
+    bad = ([0, 2, 3, 0.1], ["1", 2, 3, 0.1], [1, 2, "3", 0.1], [1, -2, 3, 0.1], [1, 2, -3, 0.1], [1, 2, 3])
+    bad_passes = [{"passes": passes} for passes in (3, [4], *([each] for each in bad))]
     bad_lines = ['{"node": "a.b"}', "nonsense", "[1]", '{"node": "a", "step": 0, "start": 2, "end": 1}']
     for bad in (*bad_lines, *(json.dumps(line("a.b", 0, 1.0, **passes)) for passes in bad_passes)):
         (tmp_path / "timeline.jsonl").write_text(json.dumps(line("a.b", 0, 1.0)) + "\n" + bad + "\n")
