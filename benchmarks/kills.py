@@ -66,7 +66,7 @@ from disturbed import (
     strike,
 )
 from faults import Fault
-from kills_driver import EVERY, MESHES
+from kills_driver import EVERY, MESHES, TOKENS
 from leftovers import Held, left_behind, shared_memory
 
 from flowrl.analysis.run_difference import CLOCKED
@@ -197,7 +197,7 @@ def one_run(
     more = ["--backend", asked.backend, *(["--gloo"] if asked.gloo else []), "--runtime", asked.runtime]
     more += ["--staleness", str(setting.staleness), "--publish", setting.publish, "--copies", str(asked.copies)]
     more += ["--engine", asked.engine, "--restart", str(asked.restart)]
-    more += ["--order", setting.order, "--program", setting.program]
+    more += ["--order", setting.order, "--program", setting.program, "--tokens", str(asked.tokens)]
     settled = setting.is_settled and asked.engine == "hf"
     for name in ("killed", "calm") if settled else ("killed",):
         run = Disturbed(folder / name, steps=steps, deadline=asked.deadline, mark=mark, more=more)
@@ -246,6 +246,7 @@ def many_runs(asked: argparse.Namespace, ends: float) -> int:
                 **asdict(setting),
                 "engine": asked.engine,
                 "restart": asked.restart,
+                "tokens": asked.tokens,
                 "seed": seed,
                 "faults": sum(d.count for d in done),
                 "kinds": [d.kind for d in done],
@@ -291,6 +292,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--order", type=lambda text: text.split(","), default=["fifo"], help="fifo, window")
     parser.add_argument("--program", type=lambda text: text.split(","), default=["plain"], help=", ".join(ORDER))
     parser.add_argument("--engine", choices=("hf", "vllm"), default="hf", help="what samples")
+    parser.add_argument("--tokens", type=int, default=TOKENS, help="of a response, at most")
     parser.add_argument("--copies", type=int, choices=(1, 2), default=1, help="of sampled rows, as the plan says")
     parser.add_argument(
         "--restart", type=float, default=120.0, help="seconds that a lost replica is waited for; 0: it is gone for good"

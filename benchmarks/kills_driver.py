@@ -2,7 +2,7 @@
 
     python benchmarks/kills_driver.py OUT [--steps 40] [--deadline 15] [--backend fsdp2] [--gloo] [--resume]
                                       [--staleness 0] [--copies 1] [--publish drain] [--runtime ray] [--engine hf]
-                                      [--order fifo] [--program plain]
+                                      [--order fifo] [--program plain] [--tokens 5]
 
 Two ranks train, two generate and are the reference, two give rewards, each row apart. With ``--runtime local`` one
 process does it all, with a pool for each of the three. Every reward that is given is also a line in
@@ -41,6 +41,7 @@ SMALL = {
 }
 EVERY = 3  # steps from one checkpoint to the next
 PROMPTS, GROUP = 4, 3  # of a step, and rows of each
+TOKENS = 5  # of a response, at most
 LATENCY = 2 * MOMENT  # seconds that a reward takes, as of a service
 TRAIN, ROLLOUT, REWARDS = (0, 1), (2, 3), (4, 5)
 GLOO = "--gloo" in sys.argv  # weights go as from host to host
@@ -83,26 +84,26 @@ def text_of(tokens: str) -> str:
 
 
 flow = fl.Flow("kills")
-actor = flow.worker(Armed, fl.Model(config=SMALL, tokenizer=arithmetic.build_tokenizer), lr=3e-3, max_tokens=5)
+actor = flow.worker(Armed, fl.Model(config=SMALL, tokenizer=arithmetic.build_tokenizer), lr=3e-3)
 ref = flow.worker(fl.Reference, of=actor)
 reward = flow.worker(Judge, odd, concurrency=1)
 HELD_OUT = arithmetic.heldout(2, repeat=True)
 
 
 @flow.program
-def kills(steps: int = 40, refill: bool = False, evaluate: bool = False):
+def kills(steps: int = 40, tokens: int = TOKENS, refill: bool = False, evaluate: bool = False):
     for step, batch in flow.steps(arithmetic.prompts(PROMPTS), steps):
         if evaluate:  # before the rows that are trained on: the last ones of a step are written down
-            held = reward.score(actor.generate(flow.take(HELD_OUT), greedy=True))
+            held = reward.score(actor.generate(flow.take(HELD_OUT), greedy=True, max_tokens=tokens))
             at = held.versions.row_mean()
             flow.log(step, at=at.min(), most=at.max(), held=held.rewards.mean())
-        batch = reward.score(actor.generate(batch, n=GROUP))
+        batch = reward.score(actor.generate(batch, n=GROUP, max_tokens=tokens))
         if refill:
             batch = differing(batch)
             for _ in range(2):
                 if batch.count() >= PROMPTS * GROUP:
                     break
-                more = reward.score(actor.generate(flow.more(PROMPTS), n=GROUP))
+                more = reward.score(actor.generate(flow.more(PROMPTS), n=GROUP, max_tokens=tokens))
                 batch = batch.concat(differing(more))
             batch = rl.first_groups(batch, PROMPTS)
         batch = ref.logprobs(batch)
@@ -166,15 +167,17 @@ def main() -> None:
     parser.add_argument("--publish", choices=("drain", "interrupt", "continue"), default="drain")
     parser.add_argument("--order", choices=("fifo", "window"), default="fifo")
     parser.add_argument("--program", choices=("plain", "refill", "evaluate"), default="plain")
+    parser.add_argument("--tokens", type=int, default=TOKENS, help="of a response, at most")
     parser.add_argument("--runtime", choices=("ray", "local"), default="ray")
     parser.add_argument("--engine", choices=("hf", "vllm"), default="hf", help="what samples")
     parser.add_argument("--resume", action="store_true")
     asked = parser.parse_args()
     if asked.runtime == "ray":
         faults.hold_back(asked.out)
+    program = dict.fromkeys({asked.program} - {"plain"}, True)
     flow.run(
         out=asked.out,
-        parameters={"kills": {"steps": asked.steps, **dict.fromkeys({asked.program} - {"plain"}, True)}},
+        parameters={"kills": {"steps": asked.steps, "tokens": asked.tokens, **program}},
         runtime=asked.runtime,
         plan=plan(asked),
         checkpoint_every=EVERY,
