@@ -35,6 +35,11 @@ class WorkerSpec:
         """By what a rank knows it."""
         return self.worker, self.serving
 
+    @property
+    def size(self) -> int:
+        """How many ranks have a whole copy of its model together."""
+        return Mesh(self.axes).size if self.collective else 1
+
 
 @dataclass(frozen=True)
 class Deployment:
@@ -57,7 +62,7 @@ class Deployment:
         places = range(len(self.shares))
         if not self.spec.collective:
             return tuple((place,) for place in places)
-        if Mesh(self.spec.axes).size == len(self.shares):
+        if self.spec.size == len(self.shares):
             return (tuple(places),)
         return tuple(tuple(p for p in places if self.shares[p] == share) for share in dict.fromkeys(self.shares))
 

@@ -15,6 +15,7 @@ from ...lowering.deployment import Deployment, teams_of
 from ..transfer.rendezvous import forget_meetings
 from .protocol import Blueprint, Named, RankConfig
 from .rank_client import Link, RankClient
+from .rank_parts import RankParts
 from .worker_group import WorkerGroup
 
 
@@ -93,14 +94,15 @@ class OpenGroups:
         self.start_ranks()
         ranks = self.client.pools[deployment.pool]
         self.join_teams(deployment.pool)
-        shares: Sequence[int] = deployment.shares
+        shares, spec = deployment.shares, deployment.spec
         if len(ranks) != len(shares):  # replicas, of which some are gone
             number = {rank: n for n, team in enumerate(self.teams.get(deployment.pool, ())) for rank in team}
-            shares = [number[rank] for rank in ranks] if deployment.spec.collective else range(len(ranks))
-        group = WorkerGroup(self.client, self.config.blueprints[name], deployment.spec, ranks, shares)
+            shares = tuple(number[rank] for rank in ranks) if spec.collective else tuple(range(len(ranks)))
+        parts = RankParts(ranks, shares, spec.size)
+        group = WorkerGroup(self.client, self.config.blueprints[name], spec, parts)
         at = self.declared[name].at
         try:
-            answers = self.client.call_all(ranks, "open", deployment.spec, what=f"opening {name}")
+            answers = self.client.call_all(ranks, "open", spec, what=f"opening {name}")
         except RankLost:
             raise
         except FlowError as error:

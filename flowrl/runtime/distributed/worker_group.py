@@ -1,4 +1,4 @@
-"""A worker on ranks, as the driver sees it: which rank has which rows, and which version its weights are."""
+"""A worker on ranks, as the driver sees it: where it is, and which version its weights are."""
 
 from __future__ import annotations
 
@@ -11,18 +11,15 @@ from inspect import getattr_static
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from ...batch import Key
 from ...errors import RunError
 from ...graph.ops.op import Op
 from ...lowering.deployment import WorkerSpec
-from ...placement.cluster.mesh import Mesh
 from ...workers.engine import Published
 from ...workers.weights.weight_boxes import digest
 from ..storage.checkpoints.snapshot import Captured
 from ..transfer.plan_moves import Held, Moves, plan_moves
-from ..values.remote_batch import RemoteBatch
-from .balance_rows import balanced, longest_first
 from .protocol import Blueprint
+from .rank_parts import RankParts
 
 if TYPE_CHECKING:
     from .rank_client import RankClient
@@ -69,20 +66,13 @@ def _loaded(method: Callable[P, R]) -> Callable[P, R]:
 class WorkerGroup:
     """The copy of a worker on the ranks of a pool that trains, or with ``spec.serving`` the one that generates.
 
-    It has what the driver asks of a worker, such as ``version`` and ``install``. ``places``: for each rank the part of
-    the rows that it has; ranks with the same one compute together and have the same result.
+    It has what the driver asks of a worker, such as ``version`` and ``install``. ``parts``: its ranks, and who of them
+    has which rows.
     """
 
-    def __init__(
-        self, client: RankClient, blueprint: Blueprint, spec: WorkerSpec, ranks: Sequence[int], places: Sequence[int]
-    ) -> None:
-        self.client, self.blueprint, self.spec = client, blueprint, spec
+    def __init__(self, client: RankClient, blueprint: Blueprint, spec: WorkerSpec, parts: RankParts) -> None:
+        self.client, self.blueprint, self.spec, self.parts = client, blueprint, spec, parts
         self.name, self.key = blueprint.name, spec.key
-        self.ranks: tuple[int, ...] = ()
-        self.places: tuple[int, ...] = ()
-        self.keepers: tuple[int, ...] = ()  # whose results count
-        self.copies: tuple[tuple[int, ...], ...] = ()  # the ranks of each whole copy: all, each, or each replica's
-        self.move_to(ranks, places)
         self.version, self.dirty = 0, False
         self.stamp = 0  # grows whenever the state changes
         self.stamps: dict[int, int] = {}  # as the ranks count it: from anew where one is started again
@@ -99,44 +89,11 @@ class WorkerGroup:
         self.born: int | None = None  # the stamp of its state as it was opened
         self.held: dict[int, dict[str, Held]] = {}
         self._staging = itertools.count(1)
-        self._shares: dict[int, tuple[Any, dict[int, tuple[Key, ...]]]] = {}
-
-    def move_to(self, ranks: Sequence[int], places: Sequence[int]) -> None:
-        """Be on these ranks from here on, with these parts of the rows."""
-        self.ranks, self.places, self.parts = tuple(ranks), tuple(places), max(places) + 1
-        teams: dict[int, list[int]] = {place: [] for place in range(self.parts)}
-        for rank, place in zip(ranks, places, strict=True):
-            teams[place].append(rank)
-        self._teams = {rank: tuple(team) for team in teams.values() for rank in team}
-        self.keepers = tuple(team[0] for team in teams.values())
-        size = Mesh(self.spec.axes).size if self.spec.collective else 1
-        self.copies = (self.ranks,) if size == len(self.ranks) else tuple(map(tuple, teams.values()))
-
-    def team_of(self, rank: int) -> tuple[int, ...]:
-        """Return the ranks that have the same part of the rows as one of them: they compute together."""
-        return self._teams.get(rank, (rank,))
-
-    def copy_with(self, rank: int) -> tuple[int, ...]:
-        """Return the ranks that have a whole copy together with one of them, and are lost with it."""
-        return self.ranks if rank in self._teams and len(self.copies) == 1 else self.team_of(rank)
-
-    def _places_of(self, ranks: Sequence[int]) -> list[int]:
-        """Return the parts of the rows that these ranks have where it is on them alone: some of its own, and others
-        that have come, which compute together if its own do."""
-        known = dict(zip(self.ranks, self.places, strict=True))
-        places = [known.get(rank, -1 if self.spec.collective else -1 - rank) for rank in ranks]
-        number = {place: n for n, place in enumerate(dict.fromkeys(places))}
-        return [number[place] for place in places]
-
-    def beside(self) -> dict[int, tuple[int, ...]]:
-        """Return, by the first rank of each team, the others that split the engine with it; none of whole models."""
-        teams = {rank: self.team_of(rank) for rank in self.keepers} if self.spec.collective else {}
-        return {rank: tuple(other for other in team if other != rank) for rank, team in teams.items() if len(team) > 1}
 
     def _hold_rows(self) -> None:
         """Have rows of environments stand still where ranks split an engine, before weights come to any of these: they
         make steps of them together. Those that ranks which died have asked for end."""
-        if self.spec.serving and (beside := self.beside()):
+        if self.spec.serving and (beside := self.parts.beside()):
             held = self.client.send("hold_rows", {rank: (self.key, others) for rank, others in beside.items()})
             self.client.wait(held, f"{self.name}: rows that stand still")
 
@@ -145,19 +102,24 @@ class WorkerGroup:
         them together, and are told next what each does by itself."""
         if self.serves_rows:
             self.serves_rows = False
-            self.client.call_all(self.keepers, "end_rows", self.key, what=f"{self.name}: rows that nobody waits for")
+            self.client.call_all(
+                self.parts.keepers, "end_rows", self.key, what=f"{self.name}: rows that nobody waits for"
+            )
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that it is on."""
+        return self.parts.ranks
 
     def leave(self, gone: Collection[int]) -> None:
         """Be on the other ranks alone from here on, which have whole copies."""
-        left = [rank for rank in self.ranks if rank not in gone]
-        self.move_to(left, self._places_of(left))
-        self.held = {rank: held for rank, held in self.held.items() if rank in left}
-        self.stamps = {rank: stamp for rank, stamp in self.stamps.items() if rank in left}
+        self.parts = self.parts.without(gone)
+        self.held = {rank: held for rank, held in self.held.items() if rank in self.ranks}
+        self.stamps = {rank: stamp for rank, stamp in self.stamps.items() if rank in self.ranks}
 
     def join(self, team: Sequence[int]) -> None:
         """Be on these ranks too from here on, which compute together if its own do."""
-        ranks = [*self.ranks, *team]
-        self.move_to(ranks, self._places_of(ranks))
+        self.parts = self.parts.on([*self.ranks, *team])
 
     @property
     def title(self) -> str:
@@ -184,60 +146,6 @@ class WorkerGroup:
     def trains(self) -> bool:
         """Whether its weights are worth saving at the end of a run."""
         return self.blueprint.cls.is_trained(self.blueprint.arguments)
-
-    # -- who has which rows -----------------------------------------------------------------------------------------
-
-    def shares(
-        self,
-        op: Op,
-        arguments: Mapping[str, Any],
-        main: RemoteBatch | None,
-        expected: Sequence[int] | None = None,
-    ) -> dict[int, tuple[Key, ...] | None]:
-        """For each rank that takes part the keys of its rows; None for all.
-
-        ``expected``: what rows are expected to take, in tokens. Then each rank has those of the longest prompts first.
-        """
-        pieces = op.in_pieces(self.blueprint.arguments, arguments)
-        if self.spec.collective:
-            kept = op.updates not in (None, "weights") and self.blueprint.cls.keeps  # the same on all ranks
-            if main is None or kept or not (pieces or op.cost in ("forward", "generate", "train")):
-                return dict.fromkeys(self.ranks)
-            split = self._split(main, together=getattr(arguments.get("loss"), "groups", False))
-            return {rank: split[place] for rank, place in zip(self.ranks, self.places, strict=True)}
-        if main is not None and pieces and self.parts > 1 and not self.stateful:
-            split = self._split(main, together=True, expected=expected)
-            some = {rank: split[place] for rank, place in zip(self.ranks, self.places, strict=True) if split[place]}
-            return dict(some) or {self.ranks[0]: None}
-        if op.updates and self.is_model:
-            return dict.fromkeys(self.ranks)
-        return {self.ranks[0]: None}
-
-    def share_of(
-        self, other: RemoteBatch, rank: int, main: RemoteBatch, keys: tuple[Key, ...] | None
-    ) -> tuple[Key, ...] | None:
-        """A rank's rows of a second batch of a call: those of its prompts, or in a team a part of its own.
-
-        Prompts that the first batch does not have go to the first rank.
-        """
-        if keys is None or set(other.keys) == set(main.keys):
-            return keys
-        if not self.spec.collective:
-            mine, all_ = {k[0] for k in keys}, {k[0] for k in main.keys}
-            first = rank == self.ranks[0]
-            return tuple(k for k in other.keys if k[0] in mine or (first and k[0] not in all_))
-        return self._split(other, together=False)[self.places[self.ranks.index(rank)]]
-
-    def _split(
-        self, rows: RemoteBatch, *, together: bool, expected: Sequence[int] | None = None
-    ) -> list[tuple[Key, ...]]:
-        """The rows of each part, balanced by tokens. Rows of a prompt stay ``together`` where there are enough."""
-        groups, sizes = rows.groups(), rows.sizes() if expected is None else expected
-        units = groups if together or len(groups) >= 4 * self.parts else None
-        parts = balanced(sizes, self.parts, units)
-        if expected is not None:
-            parts = [longest_first(rows.keys, part, sizes) for part in parts]
-        return [tuple(rows.keys[i] for i in part) for part in parts]
 
     # -- versions ---------------------------------------------------------------------------------------------------
 
@@ -413,7 +321,7 @@ class WorkerGroup:
     def digests(self, number: int | None, dtypes: Mapping[str, str] | None) -> dict[int, str]:
         """The digest of each whole copy, under its first rank."""
         parts = self.client.call_all(self.ranks, "sums", self.key, number, dtypes, what=f"{self.name}: digest")
-        return {copy[0]: digest(parts[rank] for rank in copy) for copy in self.copies}
+        return {copy[0]: digest(parts[rank] for rank in copy) for copy in self.parts.copies}
 
     def plan_from(self, source: WorkerGroup, numbers: Mapping[int, int]) -> Moves:
         """The moves that bring the weights of ``source`` here, each from a rank of the same machine where one has it;
@@ -437,13 +345,13 @@ class WorkerGroup:
     @_loaded
     def save_model(self, folder: str) -> bool:
         """Save the model as a Hugging Face folder."""
-        ranks = self.copies[0]
+        ranks = self.parts.copies[0]
         found = self.client.call_all(ranks, "save_model", self.key, folder, what=f"{self.name}: saving its model")
         return bool(next(iter(found.values())))
 
     def capture_state(self, folder: Path, file: str) -> Captured:
         """Copy the state, each rank its part, and begin to write it. What is out of memory stays there."""
-        ranks = self.copies[0]
+        ranks = self.parts.copies[0]
         id, weights, epoch = self.client.new_id(), (self.version, self.dirty), self.client.epoch
         asked = {rank: (id, self.key, str(folder), file, part, weights) for part, rank in enumerate(ranks)}
         lacking = self.client.wait(self.client.send("capture_state", asked), f"{self.name}: copying its state")
@@ -451,7 +359,7 @@ class WorkerGroup:
 
     def part(self, ranks: Sequence[int]) -> WorkerGroup:
         """The same worker on some of its ranks: to take weights from there, or to bring them there."""
-        part = WorkerGroup(self.client, self.blueprint, self.spec, ranks, self._places_of(ranks))
+        part = WorkerGroup(self.client, self.blueprint, self.spec, self.parts.on(ranks))
         part.version, part.is_away = self.version, self.is_away
         part.held = {rank: held for rank, held in self.held.items() if rank in ranks}
         return part

@@ -22,6 +22,7 @@ from flowrl.placement.model.weight_layout import Layout
 from flowrl.placement.reshard.planner import plan_reshard
 from flowrl.runtime.distributed.protocol import Blueprint
 from flowrl.runtime.distributed.rank_client import RankClient
+from flowrl.runtime.distributed.rank_parts import RankParts
 from flowrl.runtime.distributed.worker_group import WorkerGroup
 from flowrl.runtime.transfer.plan_moves import Held, plan_moves
 from flowrl.workers.model_worker import ModelWorker
@@ -97,8 +98,9 @@ def test_ranks_take_boxes_from_where_it_was_forecast(move):
     link: Any = SimpleNamespace(where={rank: {"node": f"10.0.0.{machine(rank)}"} for rank in ranks})
     client = RankClient(link, {})
     blueprint = Blueprint("actor", ModelWorker, (), {}, {})
-    source = WorkerGroup(client, blueprint, WorkerSpec("actor"), move.src_devices, [0] * len(move.src_devices))
-    target = WorkerGroup(client, blueprint, WorkerSpec("actor", True), move.devices, [0] * len(move.devices))
+    theirs, its = (RankParts(ranks, (0,) * len(ranks)) for ranks in (move.src_devices, move.devices))
+    source = WorkerGroup(client, blueprint, WorkerSpec("actor"), theirs)
+    target = WorkerGroup(client, blueprint, WorkerSpec("actor", True), its)
     source.held = {d: told(move.src, rank) for rank, d in enumerate(move.src_devices)}
     target.held = {d: told(move.dst, rank) for d, rank in zip(move.devices, move.ranks, strict=True)}
     found = target.plan_from(source, {rank: number for number, rank in enumerate(ranks)})

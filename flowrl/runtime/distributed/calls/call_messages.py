@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ....batch import Key
@@ -15,6 +15,7 @@ from ....graph.tracing.call_errors import misread, missing_field, written_twice
 from ...values.call import Call
 from ...values.remote_batch import RemoteBatch, RemoteValue, bytes_of
 from ...values.rows_to_fetch import Fetch, fetch
+from ..balance_rows import balanced, longest_first
 from ..protocol import Named, RankCall, Serving
 from ..rank_client import RankClient
 from ..worker_group import WorkerGroup
@@ -39,12 +40,68 @@ def rank_calls(
     if group is None:
         shares: Mapping[int, tuple[Key, ...] | None] = {home_of(client, arguments): None}
     elif rank is not None and main is not None:
-        shares = dict.fromkeys(group.team_of(rank), main.keys)
+        shares = dict.fromkeys(group.parts.team_of(rank), main.keys)
     else:
-        spread = call.op.cost == "generate" and main is not None and group.parts > 1 and not group.spec.collective
+        spread = call.op.cost == "generate" and main is not None and group.parts.count > 1 and not group.spec.collective
         expected = client.expected.sizes(call, main, arguments.get("n", 1)) if spread and main is not None else None
-        shares = group.shares(call.op, arguments, main, expected)
+        shares = shares_of(group, call.op, arguments, main, expected)
     return {r: _rank_call(client, call, group, arguments, reads, main, r, keys) for r, keys in shares.items()}
+
+
+def shares_of(
+    group: WorkerGroup,
+    op: Op,
+    arguments: Mapping[str, Any],
+    main: RemoteBatch | None,
+    expected: Sequence[int] | None = None,
+) -> dict[int, tuple[Key, ...] | None]:
+    """Return for each rank that takes part in a call the keys of its rows; None for all.
+
+    ``expected``: what rows are expected to take, in tokens. Then each rank has those of the longest prompts first.
+    """
+    blueprint, parts = group.blueprint, group.parts
+    pieces = op.in_pieces(blueprint.arguments, arguments)
+    if group.spec.collective:
+        kept = op.updates not in (None, "weights") and blueprint.cls.keeps  # the same on all ranks
+        if main is None or kept or not (pieces or op.cost in ("forward", "generate", "train")):
+            return dict.fromkeys(parts.ranks)
+        split = _split(main, parts.count, together=getattr(arguments.get("loss"), "groups", False))
+        return {rank: split[share] for rank, share in zip(parts.ranks, parts.shares, strict=True)}
+    if main is not None and pieces and parts.count > 1 and not group.stateful:
+        split = _split(main, parts.count, together=True, expected=expected)
+        some = {rank: split[share] for rank, share in zip(parts.ranks, parts.shares, strict=True) if split[share]}
+        return dict(some) or {parts.ranks[0]: None}
+    if op.updates and group.is_model:
+        return dict.fromkeys(parts.ranks)
+    return {parts.ranks[0]: None}
+
+
+def _share_of(
+    group: WorkerGroup, other: RemoteBatch, rank: int, main: RemoteBatch, keys: tuple[Key, ...] | None
+) -> tuple[Key, ...] | None:
+    """Return a rank's rows of a second batch of a call: those of its prompts, or in a team a part of its own.
+
+    Prompts that the first batch does not have go to the first rank.
+    """
+    if keys is None or set(other.keys) == set(main.keys):
+        return keys
+    if not group.spec.collective:
+        mine, all_ = {k[0] for k in keys}, {k[0] for k in main.keys}
+        first = rank == group.ranks[0]
+        return tuple(k for k in other.keys if k[0] in mine or (first and k[0] not in all_))
+    return _split(other, group.parts.count, together=False)[group.parts.shares[group.ranks.index(rank)]]
+
+
+def _split(
+    rows: RemoteBatch, count: int, *, together: bool, expected: Sequence[int] | None = None
+) -> list[tuple[Key, ...]]:
+    """Return the rows of each part, balanced by tokens. Rows of a prompt stay ``together`` where there are enough."""
+    groups, sizes = rows.groups(), rows.sizes() if expected is None else expected
+    units = groups if together or len(groups) >= 4 * count else None
+    parts = balanced(sizes, count, units)
+    if expected is not None:
+        parts = [longest_first(rows.keys, part, sizes) for part in parts]
+    return [tuple(rows.keys[i] for i in part) for part in parts]
 
 
 def read_fields(call: Call, group: WorkerGroup | None, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -106,15 +163,15 @@ def _rank_call(
     def as_sent(item: Any, names: Any = None) -> Any:
         if isinstance(item, WorkerGroup):
             if call.op.external:  # it is called there, row by row; other ops look at its weights
-                beside = item.beside()
+                beside = item.parts.beside()
                 item.serves_rows |= bool(beside)
-                policies[item.name] = Serving(item.name, item.keepers, item.read_version(), call.joins, beside)
+                policies[item.name] = Serving(item.name, item.parts.keepers, item.read_version(), call.joins, beside)
             return Named(item.name)
         if not isinstance(item, RemoteValue):
             return Named(item.name) if is_handle(item) else item
         mine = keys if keys is not None and main is not None and item.keys == main.keys else None
         if mine is None and main is not None and group is not None and isinstance(item, RemoteBatch):
-            mine = group.share_of(item, rank, main, keys)
+            mine = _share_of(group, item, rank, main, keys)
         wanted = fetch(item, mine, names if isinstance(item, RemoteBatch) else None)
         client.traffic.drawn += _count_inline(wanted)
         return wanted
@@ -123,7 +180,7 @@ def _rank_call(
         name: as_sent(value, reads.get(name)) if isinstance(value, RemoteValue) else rebuild(value, as_sent)
         for name, value in arguments.items()
     }
-    keeps = group is None or (rank == group.ranks[0] if keys is None else rank in group.keepers)
+    keeps = group is None or (rank == group.ranks[0] if keys is None else rank in group.parts.keepers)
     return RankCall(
         call.title,
         call.op.name if group is not None else call.op,

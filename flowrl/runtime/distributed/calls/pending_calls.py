@@ -125,7 +125,7 @@ class CallOnRanks:
             self.call.info.step,
             calls,
             {g: g.stamp for g in groups},
-            () if group is None else group.copies,
+            () if group is None else group.parts.copies,
             needs=stored_in(dict(self.arguments)),
         )
 
@@ -201,43 +201,61 @@ class CallOnRanks:
             return self._move_lost(sent, lost)
 
     def _move_lost(self, sent: Sent, lost: RankLost) -> dict[int, Any]:
-        """Have the other ranks of a call do the parts of lost ones too, while these are started again. Ranks that split
-        an engine do their own again, once they are there.
+        """Have the parts of lost ranks done once more, as they were sent: the others keep what they have done.
 
-        They do them as they were sent, so the rows are the same, and the others keep what they have done. Returns what
-        :meth:`_wait_for_all` does. Raises ``lost`` where the whole call has to be made again.
+        Returns what :meth:`_wait_for_all` does. Raises ``lost`` where the whole call has to be made again.
         """
-        client, what, group = self.client, self._describe(), self.group
+        group = self.group
         split = group is not None and group.spec.collective
-        fallen = {rank for one in lost.ranks for rank in ((one,) if group is None else group.copy_with(one))}
-        answers = {r: a for r, a in lost.answers.items() if r in sent.rank_calls and not (split and r in fallen)}
-        parts = [rank for rank in sent.rank_calls if rank in fallen and rank not in answers]
+        fallen = {rank for one in lost.ranks for rank in ((one,) if group is None else group.parts.copy_with(one))}
+        there = {r: a for r, a in lost.answers.items() if r in sent.rank_calls and not (split and r in fallen)}
+        parts = [rank for rank in sent.rank_calls if rank in fallen and rank not in there]
         others = [rank for rank in sent.rank_calls if rank not in fallen]
         calls = {part: replace(sent.rank_calls[part], frees=()) for part in parts}
-        if not parts or not others or not self._can_move(calls.values(), fallen, lost, answers):
+        if not parts or not others or not self._can_move(calls.values(), fallen, lost, there):
             raise lost
-        by = {part: part if split else others[number % len(others)] for number, part in enumerate(parts)}
-        with client.order:
-            if split:
-                client.restart_lost(lost, sent.epoch)
-            else:
-                lost.what += "".join(f" Rank {rank} does what rank {part} was at." for part, rank in by.items())
-                sent.recipe.moved.update(by)
-            begun, epoch = {part: client.send("run", {by[part]: (call,)}) for part, call in calls.items()}, client.epoch
-            if not split:  # the others are at it meanwhile
-                client.restart_lost(lost, sent.epoch)
-        if any(client.restarted_after(sent.epoch, rank) for rank in others):
-            raise lost
-        if left := {rank: a for rank, a in sent.answers.items() if rank in others and rank not in answers}:
-            answers |= client.wait_for(left, what)
-        for some in [parts] if split else [[part] for part in parts]:  # one of a team that fails may have lost another
-            found = client.wait_for({by[part]: begun[part][by[part]] for part in some}, what)
-            answers |= {part: found[by[part]] for part in some}
-        if split:
-            with client.order:  # they may have been started again, once they had answered
-                there = {call.keep: part for part, call in calls.items() if not client.restarted_after(epoch, part)}
-                client.lineage.note_remade({id: part for id, part in there.items() if id})
+        left = [rank for rank in others if rank not in there]
+        answers = there | (self._do_again if split else self._do_on_others)(sent, lost, calls, others, left)
         return {rank: answers[rank] for rank in sent.rank_calls}
+
+    def _do_on_others(
+        self, sent: Sent, lost: RankLost, calls: Mapping[int, RankCall], others: Sequence[int], left: Sequence[int]
+    ) -> dict[int, Any]:
+        """Have other ranks of a call do the parts of lost ones, while these are started again; returns what both say,
+        and what those ``left`` to wait for say of their own."""
+        client, what = self.client, self._describe()
+        by = {part: others[number % len(others)] for number, part in enumerate(calls)}
+        with client.order:
+            lost.what += "".join(f" Rank {rank} does what rank {part} was at." for part, rank in by.items())
+            sent.recipe.moved.update(by)
+            begun = {part: client.send("run", {by[part]: (call,)}) for part, call in calls.items()}
+            client.restart_lost(lost, sent.epoch)  # the others are at it meanwhile
+        answers = self._wait_for_others(sent, lost, others, left)
+        return answers | {part: client.wait_for(answer, what)[by[part]] for part, answer in begun.items()}
+
+    def _do_again(
+        self, sent: Sent, lost: RankLost, calls: Mapping[int, RankCall], others: Sequence[int], left: Sequence[int]
+    ) -> dict[int, Any]:
+        """Have ranks that split a model do their part of a call again, once they are there; returns what they say, and
+        what those ``left`` to wait for say."""
+        client = self.client
+        with client.order:
+            client.restart_lost(lost, sent.epoch)
+            begun, epoch = client.send("run", {part: (call,) for part, call in calls.items()}), client.epoch
+        answers = self._wait_for_others(sent, lost, others, left)
+        answers |= client.wait_for(begun, self._describe())  # of all at once: one that fails may have lost another
+        with client.order:  # they may have been started again, once they had answered
+            there = {call.keep: part for part, call in calls.items() if not client.restarted_after(epoch, part)}
+            client.lineage.note_remade({id: part for id, part in there.items() if id})
+        return answers
+
+    def _wait_for_others(
+        self, sent: Sent, lost: RankLost, others: Sequence[int], left: Sequence[int]
+    ) -> dict[int, Any]:
+        """Return what ranks say of their own parts, where others were lost; raises ``lost`` where they were too."""
+        if any(self.client.restarted_after(sent.epoch, rank) for rank in others):
+            raise lost
+        return self.client.wait_for({rank: sent.answers[rank] for rank in left}, self._describe()) if left else {}
 
     def _can_move(
         self, parts: Iterable[RankCall], fallen: Collection[int], lost: RankLost, answers: Mapping[int, Any]
@@ -286,7 +304,7 @@ class CallOnRanks:
             return
         for part, reply in kept_of(sent.rank_calls, replies).items():
             rank, id = sent.recipe.moved.get(part, part), sent.rank_calls[part].keep
-            team = () if self.group is None else self.group.copy_with(self.client.stand_in(rank))
+            team = () if self.group is None else self.group.parts.copy_with(self.client.stand_in(rank))
             other = self.client.another_rank(rank, team)
             if other is None or not reply.kinds:
                 continue

@@ -106,11 +106,11 @@ class StreamedCallOnRanks(CallOnRanks):
         return self.engine.choose_rank() if self.call.groups else None
 
     def _tell(self, calls: Mapping[int, RankCall]) -> dict[int, Any]:
-        epoch, number, team = self.client.epoch, self.client.new_id, self.engine.group.team_of
+        epoch, number, team = self.client.epoch, self.client.new_id, self.engine.group.parts.team_of
         self.parts = {
             rank: _Part(call, epoch, number(), beside=dict.fromkeys(r for r in team(rank) if r != rank))
             for rank, call in calls.items()
-            if rank in self.engine.group.keepers
+            if rank in self.engine.group.parts.keepers
         }
         self.engine.calls[self.number] = self
         numbers = {r: part.number for rank, part in self.parts.items() for r in (rank, *part.beside)}
@@ -172,8 +172,8 @@ class EngineOnRanks:
     ) -> None:
         self.client, self.group, self.on_kept = client, group, on_kept
         self.calls: dict[int, StreamedCallOnRanks] = {}
-        self.steps = dict.fromkeys(group.keepers, 0)  # that their engines have made
-        self._told = dict.fromkeys(group.keepers, 0)  # steps, as a rank has counted them since it began
+        self.steps = dict.fromkeys(group.parts.keepers, 0)  # that their engines have made
+        self._told = dict.fromkeys(group.parts.keepers, 0)  # steps, as a rank has counted them since it began
         self.most: Mapping[int, int] | None = None  # they make no more than so many
         self.chosen: deque[int] = deque()  # ranks for the next groups
         self.open: Collection[tuple[int, int, int]] = ()  # (rank, call, part) that nobody takes the answer of yet
@@ -197,9 +197,9 @@ class EngineOnRanks:
     def choose_rank(self) -> int:
         """Return the rank for a group: the one that was chosen, or else the one that samples the fewest."""
         while self.chosen:
-            if (rank := self.chosen.popleft()) in self.group.keepers:
+            if (rank := self.chosen.popleft()) in self.group.parts.keepers:
                 return rank
-        busy = dict.fromkeys(self.group.keepers, 0)
+        busy = dict.fromkeys(self.group.parts.keepers, 0)
         for _, rank, _ in self._unanswered():
             busy[self.client.stand_in(rank)] += 1
         return min(busy, key=lambda rank: (busy[rank], rank))
@@ -228,7 +228,7 @@ class EngineOnRanks:
         for call, rank, part in self._unanswered():
             if rank == again.rank and (kept := known.get((call.call.index, call.part))) is not None:
                 parts[part.number], wanted[part.number] = part, kept
-        words = dict.fromkeys(self.group.team_of(again.rank), (self.group.key, wanted))
+        words = dict.fromkeys(self.group.parts.team_of(again.rank), (self.group.key, wanted))
         asked = self.client.send("begin_again", words)
         what = "rows that begin again as they did in the run"
         for number, told in self.client.wait(asked, what)[again.rank].items():
@@ -247,7 +247,7 @@ class EngineOnRanks:
         words = {
             one: (self.group.key, asked[rank], self._steps_left(rank))
             for rank in sorted(asked)
-            for one in self.group.team_of(rank)
+            for one in self.group.parts.team_of(rank)
         }
         answers: dict[int, Advanced] = self.client.wait(self.client.send("advance", words), what)
         found = {rank: self._together(rank, answers) for rank in asked}
@@ -274,7 +274,7 @@ class EngineOnRanks:
         mine = answers[rank]
         over = dict(mine.over)
         parts = {part.number: part for _, _, part in self._unanswered()}
-        for other in self.group.team_of(rank):
+        for other in self.group.parts.team_of(rank):
             for number, answer in answers[other].over.items() if other != rank else ():
                 if isinstance(answer, Reply):
                     beside = parts[number].beside  # which may have the name of one that is gone

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from flowrl.runtime.distributed.calls.streamed_calls import EngineOnRanks, _Part
 from flowrl.runtime.distributed.executor import DistributedExecutor
+from flowrl.runtime.distributed.rank_parts import RankParts
 
 
 def call(*ranks: int) -> Any:
@@ -23,7 +24,7 @@ def test_engines_are_looked_at_as_a_call_begins_and_another_rank_answers():
         return rank
 
     client = SimpleNamespace(epoch=0, stand_in=stand_in)
-    engine = EngineOnRanks(cast("Any", client), cast("Any", SimpleNamespace(keepers=(1, 2))))
+    engine = EngineOnRanks(cast("Any", client), cast("Any", SimpleNamespace(parts=RankParts((1, 2), (0, 1)))))
     engine.calls |= {0: call(1), 1: call(1)}
     executor = SimpleNamespace(_shared={"actor": engine})
     assert DistributedExecutor.engine_steps(cast("Any", executor), "actor") == {1: (0, True), 2: (0, False)}

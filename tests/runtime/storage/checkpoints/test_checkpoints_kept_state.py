@@ -265,7 +265,9 @@ def test_a_subclass_of_an_actor_keeps_what_it_names_besides_its_weights(tmp_path
 
 def test_ranks_that_compute_together_all_see_the_rows_that_kept_state_is_made_of():
     from flowrl.lowering.deployment import WorkerSpec
+    from flowrl.runtime.distributed.calls.call_messages import shares_of
     from flowrl.runtime.distributed.protocol import Blueprint
+    from flowrl.runtime.distributed.rank_parts import RankParts
     from flowrl.runtime.distributed.worker_group import WorkerGroup
     from flowrl.runtime.values.remote_batch import RemoteBatch
 
@@ -281,7 +283,7 @@ def test_ranks_that_compute_together_all_see_the_rows_that_kept_state_is_made_of
             return fl.Metrics()
 
     blueprint = Blueprint("actor", Watched, (), {}, {})
-    group = WorkerGroup(None, blueprint, WorkerSpec("actor", collective=True), ranks=(0, 1), places=(0, 1))
+    group = WorkerGroup(None, blueprint, WorkerSpec("actor", collective=True), RankParts((0, 1), (0, 1), size=2))
     rows = RemoteBatch.drawn(fl.Batch.of(4, x=[1.0, 2.0, 3.0, 4.0]))
-    assert group.shares(Watched.__dict__["watch"], {}, rows) == {0: None, 1: None}
-    assert sorted(len(keys) for keys in group.shares(Watched.__dict__["train"], {}, rows).values()) == [2, 2]
+    assert shares_of(group, Watched.__dict__["watch"], {}, rows) == {0: None, 1: None}
+    assert sorted(len(keys) for keys in shares_of(group, Watched.__dict__["train"], {}, rows).values()) == [2, 2]
