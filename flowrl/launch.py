@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from .backends import open_engine, open_tokenizer
 from .errors import UsageError
-from .lowering.deployment import Deployment, has_gpus, number_ranks, replicas_apart, teams_of, with_policies
+from .lowering.deployment import (
+    Deployment,
+    has_gpus,
+    number_ranks,
+    replicas_apart,
+    teams_of,
+    teams_on_one_node,
+    with_policies,
+)
 from .lowering.lower import Execution
 from .runtime.local.executor import LocalExecutor
 
@@ -44,11 +52,11 @@ def _on_ranks(
             f"--runtime ray needs '{error.name}', which is not installed.",
             fix="Install flowrl with its extra: pip install '.[ray]' in the source tree.",
         ) from error
-    team = {name: max(map(len, teams_of(deployments, name)), default=1) for name in pools}
-    places = [
-        cluster.PoolOfRanks(name, ranks, gpus=int(has_gpus(plan, name)), least=plan.pools[name].least, team=team[name])
-        for name, ranks in pools.items()
-    ]
+    places: list[Any] = []
+    for name, ranks in pools.items():
+        teams, gpus = teams_of(deployments, name), int(has_gpus(plan, name))
+        team, near = max(map(len, teams), default=1), teams_on_one_node(deployments, name)
+        places.append(cluster.PoolOfRanks(name, ranks, gpus, plan.pools[name].least, team, near))
     ranks = cluster.RayRanks(places, address=address)
     return DistributedExecutor(
         {h.name: h for h in handles},

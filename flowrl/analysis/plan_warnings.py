@@ -32,14 +32,12 @@ def placed_models(study: Study) -> Iterator[tuple[str, str, Place, Role]]:
 
 def slow_network(study: Study) -> Iterator[Lint]:
     """Yield a remark for tensor-parallel groups across nodes: they work, slowly."""
-    cluster = study.plan.cluster
     for worker, use, place, _ in placed_models(study):
-        devices = study.plan.pools[place.pool].devices
-        if cluster is None or len(devices) < place.mesh.size or place.mesh["tp"] == 1:
+        if not study.plan.crosses_nodes(place, "tp"):
             continue
-        if any(len({cluster.node(devices[r]) for r in group}) > 1 for group in place.mesh.groups("tp")):
-            groups = f"{study.plan.title_of(worker, use)}: groups of tp={place.mesh['tp']}"
-            yield Lint("network", f"{groups} cross nodes, and talk at every layer.", place.at or file_of(study))
+        groups, row = f"{study.plan.title_of(worker, use)}: groups of tp={place.mesh['tp']}", backend(place.backend)
+        why = f"and no run has {row.name} so" if row.one_node and row.built else "and talk at every layer"
+        yield Lint("network", f"{groups} cross nodes, {why}.", place.at or file_of(study))
 
 
 def several_kinds(study: Study) -> Iterator[Lint]:

@@ -136,6 +136,13 @@ def teams_of(deployments: Deployments, pool: str) -> tuple[tuple[int, ...], ...]
     return next((each.teams for each in deployments.values() if each.pool == pool and each.spec.collective), ())
 
 
+def teams_on_one_node(deployments: Deployments, pool: str) -> bool:
+    """Whether each team of a pool has to be on one node, by the engine that its ranks split."""
+    split = [each.spec for each in deployments.values() if each.pool == pool and each.spec.collective]
+    alike = len({tuple(spec.axes.items()) for spec in split}) == 1
+    return alike and all(backend(spec.backend).one_node for spec in split)
+
+
 def number_ranks(plan: Plan, used: Collection[str] | None = None) -> dict[str, tuple[int, ...]]:
     """Return the numbers of the ranks of each pool, counted over pools in the order of the plan."""
     ranks: dict[str, tuple[int, ...]] = {}

@@ -110,6 +110,7 @@ class Backend:
     for a mixture of experts, ``cuda_expert_axes``; in a run all axes but ``run_axes``, where these are said.
     ``cpu_alone``: no run had it on anything but CPUs, and runs refuse it elsewhere, unless its option ``remote`` says
     where it is; ``cpu_axes``: the same of a mesh with these axes; ``cpu_experts``: and of a mixture of experts.
+    ``one_node``: ranks that split a model have to be on one.
 
     What it costs: ``sequence_parallel``: activations are split along ``tp`` everywhere. ``optimizer_over_copies``: the
     optimizer's state is split over the copies of a weight too. ``chunked_logits``: those of a micro-batch are never all
@@ -146,6 +147,7 @@ class Backend:
     cpu_alone: bool = False
     cpu_axes: tuple[str, ...] = ()
     cpu_experts: bool = False
+    one_node: bool = False
     remote: str = ""
     sequence_parallel: bool = False
     optimizer_over_copies: bool = False
@@ -298,6 +300,7 @@ _ROWS = (
         run_axes=("dp", "tp"),
         cpu_axes=("tp",),
         cpu_experts=True,
+        one_node=True,
         proposed=True,
     ),
     Backend(

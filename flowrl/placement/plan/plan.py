@@ -306,6 +306,13 @@ class Plan:
         """Return what a place of a worker is called in a message: by its use too, where the worker has two."""
         return worker if len(self.place.get(worker, {})) < 2 else f"{worker}.{use}"
 
+    def crosses_nodes(self, place: Place, axis: str) -> bool:
+        """Whether ranks of a place that split a model along an axis are on devices of several nodes."""
+        devices, cluster = self.pools[place.pool].devices, self.cluster
+        if cluster is None or len(devices) < place.mesh.size or place.mesh[axis] == 1:
+            return False
+        return any(len({cluster.node(devices[r]) for r in group}) > 1 for group in place.mesh.groups(axis))
+
     def roles(self) -> Iterator[tuple[str, str, Place]]:
         """Yield every (worker, use, place) that the plan states; a worker with one place has it under one use."""
         for worker, by_use in self.place.items():
@@ -326,7 +333,12 @@ class Plan:
                     have=engines,
                     fix=did_you_mean(place.backend, engines),
                 )
-            unrun = backend(place.backend).unrun(place.mesh.said, place.options, self._kind(place))
+            row = backend(place.backend)
+            unrun = list(row.unrun(place.mesh.said, place.options, self._kind(place)))
+            if row.one_node and self.crosses_nodes(place, "tp"):
+                tp = place.mesh["tp"]
+                what = f"groups of tp={tp} cross nodes, and {row.name} splits a model inside a node alone."
+                unrun.append((what, f"Give the pool devices in groups of {tp} of a node, or write dp in place of tp."))
             for what, fix in unrun if engines is not None else ():
                 raise PlanError(f"{self.title_of(name, use)}: {what}", at=place.at, fix=fix)
             if name not in known:

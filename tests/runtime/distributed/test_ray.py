@@ -262,6 +262,11 @@ def test_ranks_that_the_cluster_has_no_room_for_are_named(cluster, monkeypatch):
     pool = cluster_room.PoolOfRanks("train", tuple(range(99)))
     with pytest.raises(RunError, match="the cluster has no room for pool 'train': 99 ranks of 1 CPU"):
         cluster_room.ClusterRoom([pool], "auto").reserve(pool)
+    pool = cluster_room.PoolOfRanks("rollout", tuple(range(99)), team=33, near=True)
+    room = cluster_room.ClusterRoom([pool], "auto")
+    with pytest.raises(RunError, match="'rollout': 99 ranks of 1 CPU.*, each 33 on one node"):
+        room.reserve(pool)
+    assert room._teams == {}  # what was asked for is given back
 
 
 def test_user_code_that_fails_on_a_rank_is_told_with_the_users_line(cluster, tmp_path):

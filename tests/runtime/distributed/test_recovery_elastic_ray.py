@@ -81,6 +81,25 @@ def nodes():
     cluster.shutdown()
 
 
+def test_ranks_that_split_an_engine_lie_on_one_node(nodes):
+    """Two nodes with room for three ranks each, and two teams of two: Ray would put three of the four on the first."""
+    import ray
+
+    from flowrl.runtime.distributed.ray.cluster_room import ClusterRoom, PoolOfRanks
+
+    nodes.add_node(num_cpus=3)
+    nodes.add_node(num_cpus=3)
+    ray.init(address=nodes.address, log_to_driver=False)
+
+    pool = PoolOfRanks("rollout", (0, 1, 2, 3), team=2, near=True)
+    room = ClusterRoom([pool], nodes.address)
+    room.reserve(pool)
+    at = [room.of(pool, place) for place in range(4)]
+    node = [ray.util.placement_group_table(group)["bundles_to_node_id"][number] for group, number in at]
+    room.release()
+    assert node[0] == node[1] and node[2] == node[3]
+
+
 def test_a_node_that_comes_and_one_that_is_gone(tmp_path, nodes):
     """A run begins with one replica; a node comes with room for another, and goes again: tokens are those of two."""
     flow, out = module_of("paced_flow").flow, tmp_path / "run"

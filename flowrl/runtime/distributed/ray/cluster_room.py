@@ -1,8 +1,9 @@
-"""Room for ranks on a cluster, joined or started here: a placement group for each pool, and for each late rank."""
+"""Room for ranks on a cluster, joined or started here: a placement group for each pool, or each team on a node."""
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ class PoolOfRanks:
     """The ranks of one pool, and how many GPUs each has: ``PoolOfRanks("train", (0, 1), gpus=1)``.
 
     ``least``: how many of them have to be there; 0 are all. ``team``: how many compute together, one after the other.
+    ``near``: each team has to be on one node; others are on as few as Ray can.
     """
 
     name: str
@@ -32,6 +34,7 @@ class PoolOfRanks:
     gpus: int = 0
     least: int = 0
     team: int = 1
+    near: bool = False
 
     @property
     def bundle(self) -> dict[str, float]:
@@ -47,7 +50,7 @@ class ClusterRoom:
     def __init__(self, pools: Sequence[PoolOfRanks], address: str | None) -> None:
         self._pools, self._address = pools, address
         self._groups: dict[str, Any] = {}  # by pool: room for the ranks that have to be there
-        self._alone: dict[tuple[str, int], Any] = {}  # for each team of the others, by pool and its number
+        self._teams: dict[tuple[str, int], Any] = {}  # room for a team, by pool and its number
         self._ours, self._private = False, PrivateRay()
 
     def connect(self) -> None:
@@ -81,28 +84,44 @@ class ClusterRoom:
     def reserve(self, pool: PoolOfRanks) -> None:
         """Take room for all ranks of a pool that have to be there, at once. Raises RunError where there is none."""
         bundle, count = pool.bundle, pool.least or len(pool.ranks)
-        group = placement_group([bundle] * count, strategy="PACK", name=f"flowrl-{pool.name}-{os.getpid()}")
-        if not group.wait(SECONDS_TO_PLACE if self._address else 60):
+        if pool.near:
+            groups = [self._ask(pool, number) for number in range(count // pool.team)]
+        else:
+            name = f"flowrl-{pool.name}-{os.getpid()}"
+            groups = [placement_group([bundle] * count, strategy="PACK", name=name)]
+            self._groups[pool.name] = groups[0]
+        until = time.monotonic() + (SECONDS_TO_PLACE if self._address else 60)
+        if not all(group.wait(max(0.0, until - time.monotonic())) for group in groups):
             have = {k: v for k, v in ray.cluster_resources().items() if k in ("CPU", "GPU", RESOURCE)}
-            remove_placement_group(group)
+            self._give_back(pool)
+            together = f", each {pool.team} on one node" if pool.near else ""
             raise RunError(
-                f"the cluster has no room for pool '{pool.name}': {count} ranks of {_said(bundle)}.",
+                f"the cluster has no room for pool '{pool.name}': {count} ranks of {_said(bundle)}{together}.",
                 have=_said(have),
                 fix="Wait until others are done, add nodes, or give the pool fewer devices.",
             )
-        self._groups[pool.name] = group
 
     def ask(self, pool: PoolOfRanks, place: int) -> None:
         """Ask for room for one more rank of a pool, which may come later; on one node for all that compute together."""
-        team = pool.name, place // pool.team
-        if team not in self._alone:
-            bundles, name = [pool.bundle] * pool.team, f"flowrl-{pool.name}-{place}"
-            self._alone[team] = placement_group(bundles, strategy="STRICT_PACK", name=name)
+        self._ask(pool, place // pool.team)
+
+    def _ask(self, pool: PoolOfRanks, number: int) -> Any:
+        if (pool.name, number) not in self._teams:
+            bundles, name = [pool.bundle] * pool.team, f"flowrl-{pool.name}-{number}-{os.getpid()}"
+            self._teams[pool.name, number] = placement_group(bundles, strategy="STRICT_PACK", name=name)
+        return self._teams[pool.name, number]
+
+    def _give_back(self, pool: PoolOfRanks) -> None:
+        """Give back all that a pool has."""
+        for group in (self._groups.pop(pool.name, None), *(g for (n, _), g in self._teams.items() if n == pool.name)):
+            if group is not None:
+                remove_placement_group(group)
+        self._teams = {key: group for key, group in self._teams.items() if key[0] != pool.name}
 
     def of(self, pool: PoolOfRanks, place: int) -> tuple[Any, int]:
         """Return the placement group of a rank of a pool, and its number there."""
-        alone = self._alone.get((pool.name, place // pool.team))
-        return (self._groups[pool.name], place) if alone is None else (alone, place % pool.team)
+        team = self._teams.get((pool.name, place // pool.team))
+        return (self._groups[pool.name], place) if team is None else (team, place % pool.team)
 
     def is_there(self, pool: PoolOfRanks, place: int, seconds: float) -> bool:
         """Whether there is room for a rank, within so many seconds."""
@@ -116,10 +135,9 @@ class ClusterRoom:
 
     def release(self) -> None:
         """Give the room back, and end the cluster if it was started here."""
-        for group in (*self._groups.values(), *self._alone.values()):
+        for pool in self._pools:
             with suppress(Exception):
-                remove_placement_group(group)
-        self._groups.clear()
+                self._give_back(pool)
         if self._ours:
             ray.shutdown()
             self._private.close()
