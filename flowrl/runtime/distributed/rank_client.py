@@ -9,7 +9,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from ...errors import At, DiskError, EngineLost, FlowError, RankLost, RunError, WrongAnswer
 from ...workers.headway import Headway
@@ -59,6 +59,16 @@ class Traffic:
     records: int = 0
     told: int = 0
     payload: int = 0
+    _adding: ClassVar[threading.Lock] = threading.Lock()  # pools wait for their calls in threads of their own
+
+    def add(self, *, drawn: int = 0, between: int = 0, records: int = 0, told: int = 0, payload: int = 0) -> None:
+        """Count more bytes."""
+        with self._adding:
+            self.drawn += drawn
+            self.between += between
+            self.records += records
+            self.told += told
+            self.payload += payload
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from flowrl.runtime.distributed.executor import DistributedExecutor
-from flowrl.runtime.distributed.rank_client import RankClient
+from flowrl.runtime.distributed.rank_client import RankClient, Traffic
 
 WAIT = 60  # seconds, far more than any of this takes
 
@@ -58,3 +58,21 @@ def test_the_memory_of_ranks_is_told_as_another_thread_goes_on_without_one():
     executor = SimpleNamespace(client=client, _probe=SimpleNamespace(look=lambda: "mine"))
     found = DistributedExecutor.memory(cast("Any", executor))
     assert found == {"driver": "mine", "rank 0": "some", "rank 1": "more"}
+
+
+def test_bytes_are_counted_as_another_thread_counts_some():
+    """What one thread had counted was lost where another one counted at the same time."""
+    traffic = Traffic()
+    other = threading.Thread(target=lambda: traffic.add(between=5))
+
+    class Bytes(int):
+        """A number of bytes. While it is added another thread counts some, unless it has to wait."""
+
+        def __radd__(self, before: int) -> int:
+            other.start()
+            other.join(0.2)
+            return before + int(self)
+
+    traffic.add(between=Bytes(7))
+    other.join(WAIT)
+    assert vars(traffic) == {"drawn": 0, "between": 12, "records": 0, "told": 0, "payload": 0}
