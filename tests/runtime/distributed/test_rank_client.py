@@ -6,6 +6,9 @@ import threading
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
+from flowrl.errors import RankLost
 from flowrl.runtime.distributed.executor import DistributedExecutor
 from flowrl.runtime.distributed.rank_client import RankClient, Traffic
 
@@ -76,3 +79,30 @@ def test_bytes_are_counted_as_another_thread_counts_some():
     traffic.add(between=Bytes(7))
     other.join(WAIT)
     assert vars(traffic) == {"drawn": 0, "between": 12, "records": 0, "told": 0, "payload": 0}
+
+
+@pytest.mark.parametrize("lost", [(), (0,), (1,)], ids=["none is lost", "the other is lost", "the copy is lost"])
+def test_a_copy_is_known_unless_its_rank_is_started_again_once_it_has_answered(lost):
+    """It was noted after the restart had forgotten all copies: the run went back, as nothing came from there."""
+
+    class Link:
+        def send(self, rank: int, method: str, *args: Any) -> Any:
+            return rank, method, args
+
+        def wait(self, begun: Any, what: str, deadline: Any = None, on_death: Any = None) -> dict[int, Any]:
+            assert begun == {1: (1, "keep_copy", (0, 3))}
+            if lost:
+                restarts = threading.Thread(target=client.restart_lost, args=(RankLost("it died", ranks=lost), 0))
+                restarts.start()
+                restarts.join(WAIT)
+            return {1: 7}
+
+    def restart(lost: RankLost) -> list[int]:
+        client.forget_ranks(lost.ranks)
+        return list(lost.ranks)
+
+    client = RankClient(cast("Any", Link()), {"gpu": range(2)})
+    client.restart = restart
+    client.keep_copy(3, 0, 1, "a copy")
+    assert client.lineage.copy_of(3) == (None if lost == (1,) else 1)
+    assert client.traffic.between == 7 and client.epoch == len(lost)
