@@ -166,7 +166,10 @@ class Policies:
             stream.hold()
 
     def give_up_rows(self, key: Key) -> None:
-        """Have rows fail that stand still for weights which do not come: who waits for them would do so for ever."""
+        """Have rows fail that stand still for weights which do not come: who waits for them would do so for ever.
+
+        It overtakes a :meth:`hold_rows` that has not begun. So :meth:`leave_rows` has to be called too, after that one.
+        """
         if (stream := self.stream_of(key)) is not None:
             stream.give_up()
 
