@@ -52,8 +52,11 @@ class Stream:
         self.kept_cache = False  # rows have gone on through a publish with the keys and values that they had
 
     def beside(self, engine: Streams) -> Stream:
-        """Return a stream of its own for what stands for the engine of this one: it has other calls."""
-        return Stream(engine)
+        """Return a stream of its own for what stands for the engine of this one: it has other calls, and is given up
+        where this one is."""
+        made = Stream(engine)
+        made.is_given_up = self.is_given_up
+        return made
 
     def submit(self, request: SampleRequest) -> StreamedCall:
         """Begin a call. Its rows come as they end."""
@@ -125,15 +128,16 @@ class Stream:
                 self._changed.notify_all()
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """Stop between two tokens inside the block: the weights may be written."""
-        with self._turn():
+    def held(self, *, also_given_up: bool = False) -> Iterator[None]:
+        """Stop between two tokens inside the block: the weights may be written. Raises RunError where it is given up,
+        unless ``also_given_up``."""
+        with self._turn(also_given_up=also_given_up):
             yield
 
     # -- turns --------------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _turn(self, enough: Callable[[], bool] = lambda: False) -> Iterator[bool]:
+    def _turn(self, enough: Callable[[], bool] = lambda: False, *, also_given_up: bool = False) -> Iterator[bool]:
         """Wait for a turn with the engine, or until ``enough``; say whether it is one."""
         me = object()
         with self._changed:
@@ -149,7 +153,7 @@ class Stream:
         try:
             if mine and self._broken is not None:
                 raise RunError("The engine of this call has failed.") from self._broken
-            if mine and self.is_given_up:
+            if mine and self.is_given_up and not also_given_up:
                 raise RunError("The weights of this engine may be written in part: a publish has failed.")
             yield mine
         finally:

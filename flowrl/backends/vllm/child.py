@@ -36,6 +36,7 @@ class Child:
 
     def __init__(self, opened: Mapping[str, Any], device: torch.device) -> None:
         self._lock = threading.Lock()
+        self._closed = False
         self._calls = 0
         self._log = tempfile.TemporaryFile(prefix="flowrl-vllm-")  # noqa: SIM115  what the process writes
         here, there = socket.socketpair()
@@ -73,8 +74,8 @@ class Child:
     def ask(
         self, do: str, answers: int, *, meanwhile: Callable[[], None] = lambda: None, **said: Any
     ) -> Iterator[dict[str, Any]]:
-        """Ask for something, and yield the answers as they come. Raises RunError for what went wrong there, EngineLost
-        where the process is gone, DataError for rows that cannot be answered.
+        """Ask for something, and yield the answers as they come. Raises RunError for what went wrong there, and once it
+        is closed, EngineLost where the process is gone, DataError for rows that cannot be answered.
 
         ``meanwhile`` is done here once it was asked for.
         """
@@ -95,9 +96,13 @@ class Child:
                 yield got
 
     def close(self) -> None:
-        """End the process. Nothing is left of it."""
+        """End the process. Nothing is left of it. A call that another thread waits for raises RunError."""
+        self._closed = True
         self._end()
-        self._log.close()
+        if self._lock.acquire(timeout=END_SECONDS):  # else somebody has not taken all answers of a call
+            self._connection.close()
+            self._log.close()
+            self._lock.release()
 
     def _send(self, said: Mapping[str, Any]) -> None:
         try:
@@ -123,7 +128,9 @@ class Child:
             raise EngineLost(f"it ended with {got['ended'].rstrip('.')}.{self._written()}")
         return got
 
-    def _lost(self) -> EngineLost:
+    def _lost(self) -> RunError:
+        if self._closed:
+            return RunError("vLLM was closed: no call of it comes to its end any more.")
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(END_SECONDS)
         return EngineLost(f"the process of vLLM is gone, with exit status {self._process.returncode}.{self._written()}")
@@ -146,11 +153,14 @@ def _visible(device: torch.device) -> str:
 
 
 def _end(process: subprocess.Popen[bytes], connection: Connection) -> None:
-    """Ask a process to end, and end it."""
+    """Ask a process to end, and end it. Who reads what it says reads that nothing more comes.
+
+    The connection stays open: its number may be that of another file as soon as it is closed.
+    """
     with suppress(OSError):
         connection.send_bytes(b'{"do": "close"}')
-    with suppress(OSError):
-        connection.close()
+    with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as line:
+        line.shutdown(socket.SHUT_RDWR)
     try:
         process.wait(END_SECONDS)
     except subprocess.TimeoutExpired:

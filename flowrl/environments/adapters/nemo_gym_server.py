@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import http.client
 import json
-import socket
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 from urllib.parse import quote, urlsplit
+
+from ..interruptible import Interruptible
 
 _LARGEST = 16 << 20  # bytes of an answer
 _AWAY = (502, 503, 504)
@@ -22,14 +22,12 @@ class ResourcesServer:
         self._address, self._seconds = urlsplit(url), seconds
         self._cookies: dict[str, str] = {}
         self._mcp: Mapping[str, Any] | None = None
-        self._connection: http.client.HTTPConnection | None = None  # of the request under way
+        self._request: Interruptible | None = None  # the one under way
 
     def interrupt(self) -> None:
         """Have the request under way, if any, raise OSError; it may be called from another thread."""
-        connection = self._connection
-        if connection is not None and connection.sock is not None:
-            with suppress(OSError):
-                connection.sock.shutdown(socket.SHUT_RDWR)
+        if (request := self._request) is not None:
+            request.interrupt()
 
     def ask(
         self, path: str, body: Any = None, *, method: str = "POST", headers: Mapping[str, str] = {}
@@ -37,19 +35,23 @@ class ResourcesServer:
         """The status and the text of an answer. Raises OSError where there is none."""
         address = self._address
         kind = http.client.HTTPSConnection if address.scheme == "https" else http.client.HTTPConnection
-        connection = self._connection = kind(address.hostname or "", address.port, timeout=self._seconds)
+        connection = kind(address.hostname or "", address.port, timeout=self._seconds)
+        request = self._request = Interruptible(connection)
         given = {"Content-Type": "application/json", **headers}
         if self._cookies:
             given["Cookie"] = "; ".join(f"{name}={value}" for name, value in self._cookies.items())
         try:
             sent = None if body is None else json.dumps(body).encode()
+            request.connect()
             connection.request(method, address.path.rstrip("/") + path, sent, given)
             response = connection.getresponse()
             found = response.read(_LARGEST + 1)
+            if request.is_interrupted:  # an answer whose length was not told ends with what had come
+                raise ConnectionAbortedError(f"{address.geturl()}{path}: the request was interrupted")
         except http.client.HTTPException as error:
             raise OSError(f"{address.geturl()}{path}: {type(error).__name__}: {error}") from error
         finally:
-            self._connection = None
+            self._request = None
             connection.close()
         if len(found) > _LARGEST:
             raise OSError(f"the answer of {address.geturl()}{path} is longer than {_LARGEST} bytes")

@@ -6,16 +6,15 @@ import http.client
 import json
 import os
 import re
-import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from ...errors import UsageError
+from ..interruptible import Interruptible
 from .known_answers import KnownAnswers, name_of
 from .verdict import VerifierFailed
 
@@ -141,33 +140,27 @@ class Judge:
 
     def _send(self, body: bytes) -> tuple[int, float | None, bytes]:
         """Status, seconds to wait if the server says so, and the body. Raises OSError, also where time is up."""
-        address = urlsplit(self.base_url)
+        address, headers = urlsplit(self.base_url), self._headers()
         kind = http.client.HTTPSConnection if address.scheme == "https" else http.client.HTTPConnection
         assert address.hostname is not None, "it was looked at as the judge was made"
         connection = kind(address.hostname, address.port, timeout=self.seconds)
-        late = threading.Event()
-
-        def end() -> None:
-            late.set()
-            if connection.sock is not None:
-                with suppress(OSError):
-                    connection.sock.shutdown(socket.SHUT_RDWR)  # whatever waits for it goes on
-
-        timer = threading.Timer(self.seconds, end)
+        request = Interruptible(connection)
+        timer = threading.Timer(self.seconds, request.interrupt)
         timer.daemon = True
         timer.start()
         try:
-            connection.request("POST", address.path.rstrip("/") + "/chat/completions", body, self._headers())
+            request.connect()
+            connection.request("POST", address.path.rstrip("/") + "/chat/completions", body, headers)
             response = connection.getresponse()
             found = response.read(_LARGEST + 1)
-            if late.is_set():
+            if request.is_interrupted:
                 raise TimeoutError(f"it took longer than {self.seconds} s")
             if len(found) > _LARGEST:
                 raise OSError(f"the answer is longer than {_LARGEST} bytes")
             after = response.getheader("Retry-After", "")
             return response.status, float(after) if re.fullmatch(r"\d+(\.\d+)?", after) else None, found
         except (OSError, http.client.HTTPException) as error:
-            raise TimeoutError(f"it took longer than {self.seconds} s") if late.is_set() else error from None
+            raise TimeoutError(f"it took longer than {self.seconds} s") if request.is_interrupted else error from None
         finally:
             timer.cancel()
             connection.close()

@@ -9,7 +9,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from ...errors import At, DiskError, EngineLost, FlowError, RankLost, RunError, WrongAnswer
 from ...workers.headway import Headway
@@ -59,6 +59,16 @@ class Traffic:
     records: int = 0
     told: int = 0
     payload: int = 0
+    _adding: ClassVar[threading.Lock] = threading.Lock()  # pools wait for their calls in threads of their own
+
+    def add(self, *, drawn: int = 0, between: int = 0, records: int = 0, told: int = 0, payload: int = 0) -> None:
+        """Count more bytes."""
+        with self._adding:
+            self.drawn += drawn
+            self.between += between
+            self.records += records
+            self.told += told
+            self.payload += payload
 
 
 @dataclass(frozen=True)
@@ -329,6 +339,15 @@ class RankClient:
             return other in team, same, not mine, (other - rank) % (max(self.all_ranks) + 1)
 
         return min(others, key=far, default=None)
+
+    def keep_copy(self, id: int, rank: int, other: int, what: str) -> None:
+        """Have another rank keep an object of a rank too. Raises what the copy fails with."""
+        with self.order:
+            epoch, begun = self.epoch, self.send("keep_copy", {other: (rank, id)})
+        self.traffic.add(between=self.wait(begun, what)[other])
+        with self.order:  # it may have been started again, once it had answered
+            if not self.restarted_after(epoch, other):
+                self.lineage.note_copy(id, other)
 
     # -- records ----------------------------------------------------------------------------------------------------
 

@@ -275,7 +275,7 @@ def _bring_copy(client: RankClient, rank: int, id: int, copy: int) -> None:
     """Have a rank take back an object of which another one has a copy. Raises RankLost."""
     what = f"rows that rank {rank} held, from rank {copy}"
     try:
-        client.traffic.between += client.wait(client.send("keep_copy", {rank: (copy, id)}), what)[rank]
+        client.traffic.add(between=client.wait(client.send("keep_copy", {rank: (copy, id)}), what)[rank])
     except RankLost:
         raise
     except Exception as error:

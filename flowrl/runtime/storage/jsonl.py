@@ -102,11 +102,13 @@ class Lines:
             replace_file(self.path, b"".join(kept))
             self.size, self._tail = sum(map(len, kept)), None
 
-    def tail(self) -> TailChecksum:
-        """The checksum of the last lines; those that this process has not written are read once."""
-        if self._tail is None:
-            self._tail = TailChecksum.read(self.path, self.size)
-        return self._tail
+    def mark(self) -> tuple[int, tuple[int, int]]:
+        """How long it is, and the byte from which on its tail has which checksum, as :meth:`cut` takes them. All are of
+        one time. Lines that this process has not written are read once."""
+        with self._lock:
+            if self._tail is None:
+                self._tail = TailChecksum.read(self.path, self.size)
+            return self.size, (self._tail.since, self._tail.crc)
 
     def sync(self) -> None:
         """Have the disk hold all of it."""

@@ -172,8 +172,8 @@ class Recorder:
         """
         found: dict[str, Sequence[Any]] = {}
         for name, file in self._files.items():
-            tail = file.tail()
-            found[name] = (file.size, hexadecimal(tail.crc), *([tail.since] if tail.since else []))
+            size, (since, crc) = file.mark()
+            found[name] = (size, hexadecimal(crc), *([since] if since else []))
         return found
 
     def cut_back(self, marks: Mapping[str, Any]) -> list[str]:

@@ -60,6 +60,24 @@ def drips(handler, body):
         pass
 
 
+class DripsBody:
+    """A body of which a byte comes now and then, after a head that says that the connection is closed with it."""
+
+    def __init__(self):
+        self.came_to_its_end = False
+
+    def __call__(self, handler, body):
+        try:
+            handler.wfile.write(b"HTTP/1.0 200 OK\r\n\r\n")
+            for _ in range(200):
+                handler.wfile.write(b"x")
+                handler.wfile.flush()
+                threading.Event().wait(0.02)
+            self.came_to_its_end = True
+        except OSError:
+            pass
+
+
 @pytest.fixture
 def endpoint():
     made = []
@@ -125,6 +143,13 @@ def test_an_endpoint_that_fails_is_no_reward(endpoint, monkeypatch, answer, why)
     server = endpoint(answer)
     with pytest.raises(verify.VerifierFailed, match=why):
         verify.Judge(server.url, "m", retries=1, seconds=seconds)(response="x")
+
+
+def test_time_is_up_in_the_midst_of_a_body_after_which_the_connection_is_closed(endpoint):
+    server = endpoint(drips_body := DripsBody())
+    with pytest.raises(verify.VerifierFailed, match="TimeoutError: it took longer than 0.3 s"):
+        verify.Judge(server.url, "m", retries=0, seconds=0.3)(response="x")
+    assert not drips_body.came_to_its_end
 
 
 def test_a_key_that_is_not_there_is_named(monkeypatch):

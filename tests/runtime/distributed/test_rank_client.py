@@ -6,8 +6,11 @@ import threading
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
+from flowrl.errors import RankLost
 from flowrl.runtime.distributed.executor import DistributedExecutor
-from flowrl.runtime.distributed.rank_client import RankClient
+from flowrl.runtime.distributed.rank_client import RankClient, Traffic
 
 WAIT = 60  # seconds, far more than any of this takes
 
@@ -58,3 +61,48 @@ def test_the_memory_of_ranks_is_told_as_another_thread_goes_on_without_one():
     executor = SimpleNamespace(client=client, _probe=SimpleNamespace(look=lambda: "mine"))
     found = DistributedExecutor.memory(cast("Any", executor))
     assert found == {"driver": "mine", "rank 0": "some", "rank 1": "more"}
+
+
+def test_bytes_are_counted_as_another_thread_counts_some():
+    """What one thread had counted was lost where another one counted at the same time."""
+    traffic = Traffic()
+    other = threading.Thread(target=lambda: traffic.add(between=5))
+
+    class Bytes(int):
+        """A number of bytes. While it is added another thread counts some, unless it has to wait."""
+
+        def __radd__(self, before: int) -> int:
+            other.start()
+            other.join(0.2)
+            return before + int(self)
+
+    traffic.add(between=Bytes(7))
+    other.join(WAIT)
+    assert vars(traffic) == {"drawn": 0, "between": 12, "records": 0, "told": 0, "payload": 0}
+
+
+@pytest.mark.parametrize("lost", [(), (0,), (1,)], ids=["none is lost", "the other is lost", "the copy is lost"])
+def test_a_copy_is_known_unless_its_rank_is_started_again_once_it_has_answered(lost):
+    """It was noted after the restart had forgotten all copies: the run went back, as nothing came from there."""
+
+    class Link:
+        def send(self, rank: int, method: str, *args: Any) -> Any:
+            return rank, method, args
+
+        def wait(self, begun: Any, what: str, deadline: Any = None, on_death: Any = None) -> dict[int, Any]:
+            assert begun == {1: (1, "keep_copy", (0, 3))}
+            if lost:
+                restarts = threading.Thread(target=client.restart_lost, args=(RankLost("it died", ranks=lost), 0))
+                restarts.start()
+                restarts.join(WAIT)
+            return {1: 7}
+
+    def restart(lost: RankLost) -> list[int]:
+        client.forget_ranks(lost.ranks)
+        return list(lost.ranks)
+
+    client = RankClient(cast("Any", Link()), {"gpu": range(2)})
+    client.restart = restart
+    client.keep_copy(3, 0, 1, "a copy")
+    assert client.lineage.copy_of(3) == (None if lost == (1,) else 1)
+    assert client.traffic.between == 7 and client.epoch == len(lost)

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from flowrl.runtime.storage.jsonl import Lines
+from flowrl.runtime.storage.jsonl import Lines, TailChecksum
 
 
 @pytest.fixture
@@ -39,3 +39,23 @@ def test_a_line_that_comes_as_the_file_is_closed_goes_into_it_and_no_other(tmp_p
     lines.close()
     assert not failed and (tmp_path / "b").stat().st_size == 0
     assert len((tmp_path / "a.jsonl").read_text().splitlines()) == 4000
+
+
+def test_a_line_that_comes_as_the_tail_is_read_is_in_the_next_mark(tmp_path, monkeypatch):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"n":0}\n')
+    lines, before = Lines(path), Lines(path).mark()  # nobody has computed the checksum of the first
+    writer, read = threading.Thread(target=lines.append, args=('{"n":1}',)), TailChecksum.read
+
+    def read_beside(path, size):
+        found = read(path, size)
+        writer.start()
+        writer.join(0.2)  # it waits until the mark is there
+        return found
+
+    monkeypatch.setattr(TailChecksum, "read", read_beside)
+    assert lines.mark() == before
+    writer.join()
+    monkeypatch.undo()
+    assert lines.mark() == Lines(path).mark()
+    lines.close()

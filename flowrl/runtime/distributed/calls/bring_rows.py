@@ -18,7 +18,7 @@ def bring_rows(client: RankClient, value: RemoteValue) -> Batch | Column:
     """Return rows of a value, for a reader of the run; counted as records."""
     _, rows = client.retry(lambda: _ask_home(client, "bring", value, what="rows for a record"))
     columns = [rows] if isinstance(rows, Column) else rows.columns.values()
-    client.traffic.records += sum(bytes_of(c) for c in columns)
+    client.traffic.add(records=sum(bytes_of(c) for c in columns))
     return rows
 
 

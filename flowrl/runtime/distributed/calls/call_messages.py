@@ -173,7 +173,7 @@ def _rank_call(
         if mine is None and main is not None and group is not None and isinstance(item, RemoteBatch):
             mine = _share_of(group, item, rank, main, keys)
         wanted = fetch(item, mine, names if isinstance(item, RemoteBatch) else None)
-        client.traffic.drawn += _count_inline(wanted)
+        client.traffic.add(drawn=_count_inline(wanted))
         return wanted
 
     sent = {

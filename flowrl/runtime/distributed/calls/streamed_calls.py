@@ -258,7 +258,7 @@ class EngineOnRanks:
             for number in advanced.entered:
                 parts[number][2].entered = True
             for number, told in advanced.told.items():
-                self.client.traffic.told += parts[number][2].heard.take(told)
+                self.client.traffic.add(told=parts[number][2].heard.take(told))
             for number, answer in advanced.over.items():
                 call, of, _ = parts[number]
                 if self.open and (of, call.call.index, call.part) in self.open:

@@ -81,14 +81,16 @@ class Policies:
     def mirror(self, key: Key, what: str, *asked: Any) -> int | Failed:
         """Make a call of a policy as the first rank does that splits its engine; see :func:`do_as_first`.
 
-        Where publishes come in between it waits for one that is under way here.
+        Where publishes come in between it waits for one that is under way here. Where that was given up the call is
+        made all the same: the first rank is told of it too, and has rows fail. A call that fails here alone would leave
+        it without the engine, also once the run has gone back.
         """
         try:
             stream = self.stream_of(key)
             if what == "follow":
-                self._follow(key)
+                self._follow(key, also_given_up=True)
                 return self.workers[key].version
-            with stream.held() if stream is not None and stream.follows else nullcontext():
+            with stream.held(also_given_up=True) if stream is not None and stream.follows else nullcontext():
                 return do_as_first(self.workers[key], what, asked)
         except Exception as error:
             return Failed.of(error)
@@ -136,13 +138,15 @@ class Policies:
         self._follow(key, lambda here: here() if team is None else team.make("follow", here, [()] * len(team.others)))
         return self.workers[key]
 
-    def _follow(self, key: Key, on_all: Callable[[Callable[[], Any]], Any] = lambda here: here()) -> None:
+    def _follow(
+        self, key: Key, on_all: Callable[[Callable[[], Any]], Any] = lambda here: here(), *, also_given_up: bool = False
+    ) -> None:
         """Have the engine of a policy count versions, if it does not yet; ``on_all`` does the same on other ranks."""
         stream = self.stream_of(key)
         assert stream is not None, "rows leave its engine one by one"
         if stream.follows:
             return
-        with stream.held():
+        with stream.held(also_given_up=also_given_up):
             on_all(lambda: self.streams.share(key, self.workers[key]))
             stream.follows = True
 
@@ -162,7 +166,10 @@ class Policies:
             stream.hold()
 
     def give_up_rows(self, key: Key) -> None:
-        """Have rows fail that stand still for weights which do not come: who waits for them would do so for ever."""
+        """Have rows fail that stand still for weights which do not come: who waits for them would do so for ever.
+
+        It overtakes a :meth:`hold_rows` that has not begun. So :meth:`leave_rows` has to be called too, after that one.
+        """
         if (stream := self.stream_of(key)) is not None:
             stream.give_up()
 

@@ -34,6 +34,7 @@ LANES = {
     "let_go": "move",
     "hold_rows": "move",
     "give_up_rows": "pull",
+    "leave_rows": "move",
     "connect": "move",
     "disconnect": "pull",
     "move": "move",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -13,15 +14,18 @@ from policy_ranks import WAIT, EnvRank, Gated, Near, PolicyRank, beside, rows, w
 
 import flowrl as fl
 from flowrl.errors import DataError, EngineLost, FlowError, RunError
-from flowrl.runtime.distributed.protocol import Failed, Offers, Serving
+from flowrl.runtime.distributed.protocol import Asked, Failed, Offers, Serving
 from flowrl.runtime.distributed.rank_process import mirrored_engine
 from flowrl.runtime.distributed.rank_process.mirrored_engine import MirroredEngine, TeamCalls
 from flowrl.runtime.distributed.rank_process.peers import Policy
+from flowrl.runtime.distributed.rank_process.rank_streams import RankStreams
 from flowrl.runtime.distributed.rank_process.remote_stream import RemoteStream
 from flowrl.workers.decode_slots import DecodeSlots, counted_in
 from flowrl.workers.model_options import Sampling
 from flowrl.workers.streaming import SampleRequest
+from flowrl.workers.user_code.rows_in_progress import Notes
 
+KEY = ("actor", False)
 WHAT = ("response_ids", "response_mask", "rewards", "turns", "finish_reason", "versions", "rollout_logprobs")
 
 
@@ -225,6 +229,67 @@ def test_rows_of_an_environment_that_died_end_on_all_ranks_as_the_first_one_ends
     asked = len(peers.calls)
     peers.ranks[0].renew_rows()
     assert not [each for each in peers.calls[asked:] if each[1] == "mirror"], "nothing is left"
+
+
+def following():
+    """A team of two that is asked over publishes, and what asks its first rank for a row."""
+    peers, at = team(Told(), Told())
+    for rank in peers.ranks.values():
+        rank.streams = RankStreams(Notes())
+    at = replace(at, follows=True)
+    request = SampleRequest(fl.Column.of([[3]], dim="prompt", dtype="i32"), 1, torch.arange(1), Sampling(max_tokens=3))
+
+    def poll(name, *asked, seconds=0.0) -> Any:
+        return peers.ranks[0].poll(at, name, [Asked(number, request) for number in asked], seconds)
+
+    return peers, poll
+
+
+def go_back(rank):
+    """What a rank forgets as the run goes back to a checkpoint."""
+    stream = rank.stream_of(KEY)
+    stream.let_go()
+    rank.streams.forget()
+    rank.renew_rows()
+    stream.follows = False
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_after_a_publish_was_given_up_the_team_goes_on_whichever_goes_back_first(order):
+    """The other rank refused to end the rows of the first one: after that no call of the team was made any more."""
+    peers, poll = following()
+    first, other = peers.ranks.values()
+    assert poll("before", 1).open == 1
+    first.hold_rows(KEY, (1,))
+    other.hold_rows(KEY)
+    for rank in (first, other):
+        rank.give_up_rows(KEY)
+    assert isinstance(poll("before", seconds=WAIT), Failed)
+    for place in order:
+        go_back(peers.ranks[place])
+    assert not other.engine.running()
+    found = poll("after", 1, seconds=WAIT)
+    while not found.rows:
+        found = poll("after", seconds=WAIT)
+    assert found.open == 0
+
+
+def test_a_step_that_is_made_as_the_other_rank_knows_first_of_a_publish_that_is_given_up_is_made():
+    peers, poll = following()
+    first, other = peers.ranks.values()
+    poll("before", 1)
+    other.give_up_rows(KEY)
+    assert poll("before", seconds=WAIT).rows
+    first.give_up_rows(KEY)
+    assert isinstance(poll("before", 2, seconds=WAIT), Failed)
+
+
+def test_rows_that_are_opened_after_a_publish_was_given_up_wait_for_no_weights():
+    peers, poll = following()
+    first = peers.ranks[0]
+    first.give_up_rows(KEY)
+    found = poll("after", 1)
+    assert isinstance(found, Failed) and "a publish has failed" in found.text
 
 
 # -- what goes wrong --------------------------------------------------------------------------------------------------

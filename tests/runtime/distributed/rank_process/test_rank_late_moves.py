@@ -1,4 +1,4 @@
-"""Moves of weights that come to a rank when their publish is over: its rows do not stand still for them."""
+"""What comes to a rank when its publish is over, moves and what has rows stand still: they do not do so for ever."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from flowrl.runtime.distributed.rank_process.rank import Rank
 from flowrl.runtime.distributed.rank_process.rank_streams import RankStreams
 from flowrl.runtime.distributed.rank_process.rank_weights import Weights
 from flowrl.runtime.distributed.rank_process.serve_policies import Policies
+from flowrl.runtime.distributed.ray.rank_actor import lane_of
 from flowrl.workers.user_code.rows_in_progress import Notes
 
 KEY = ("actor", True)
@@ -61,3 +62,18 @@ def test_rows_do_not_stand_still_for_moves_of_a_publish_that_is_over(monkeypatch
         rank.take()
     stream = rank.stream_of(KEY)
     assert not stream.is_held and stream.is_given_up is fails
+
+
+@pytest.mark.parametrize("gone_back", [False, True], ids=["given up", "gone back"])
+def test_rows_that_are_held_once_their_publish_is_given_up_are_left_in_turn(gone_back):
+    """They stood still for ever: what has them fail overtakes what holds them, which waits for others in its lane."""
+    assert lane_of("leave_rows", ()) == lane_of("hold_rows", ()) == "move" != lane_of("give_up_rows", ())
+    rank = Serves()
+    rank.give_up_rows(KEY)
+    if gone_back:
+        go_back(rank)
+    rank.hold_rows(KEY)
+    stream = rank.stream_of(KEY)
+    assert stream.is_held
+    rank.leave_rows(KEY)
+    assert not stream.is_held and stream.is_given_up is not gone_back
