@@ -98,6 +98,20 @@ def test_a_run_has_it_with_dp_and_tp():
     assert info.value.at is not None and info.value.at.line == 5 and info.value.fix == wrong[1]
 
 
+@pytest.mark.parametrize(("devices", "crosses"), [("0-3", False), ("1-4", True), ("0-1,4-5", False), ("3-6", True)])
+def test_ranks_that_split_it_are_on_one_node(devices, crosses):
+    """Two of them read each other's memory: a plan that has them on two nodes is refused before anything is started."""
+    pools = f"cluster: {{device: cpu, nodes: 2, devices_per_node: 4}}\npools: {{a: {{devices: '{devices}'}}}}\n"
+    text = pools + "place:\n  actor:\n    generate: {pool: a, mesh: {dp: 2, tp: 2}, engine: vllm}\n"
+    plan = read(text, "here.yaml")
+    plan.check_workers(["actor"])  # it can be looked at
+    if not crosses:
+        return plan.check_workers(["actor"], ["vllm"])
+    with pytest.raises(PlanError, match="groups of tp=2 cross nodes, and vllm splits a model inside a node") as info:
+        plan.check_workers(["actor"], ["vllm"])
+    assert info.value.at is not None and info.value.at.line == 5 and "groups of 2" in str(info.value.fix)
+
+
 def test_replicas_answer_each_for_itself_and_split_models_together(monkeypatch):
     import flowrl as fl
 

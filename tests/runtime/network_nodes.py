@@ -84,7 +84,11 @@ class Node(Machine):
     def popen(self, *words: str, output: object = subprocess.DEVNULL) -> subprocess.Popen[str]:
         """Begin a command there, as a user with this project would."""
         return subprocess.Popen(
-            self.words(*words), stdout=output, stderr=output, env=self._environment(), text=True  # type: ignore[call-overload]
+            self.words(*words),
+            stdout=output,
+            stderr=output,
+            env=self._environment(),
+            text=True,  # type: ignore[call-overload]
         )
 
     def _environment(self) -> Mapping[str, str]:

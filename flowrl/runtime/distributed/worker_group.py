@@ -209,7 +209,8 @@ class WorkerGroup:
                     self.installing = self.owed
         except BaseException:
             self.stamp += 1  # they may be written in part
-            self.client.send("give_up_rows", dict.fromkeys(self.ranks, (self.key,)))
+            for how in ("give_up_rows", "leave_rows"):  # at once, and after what may still come to hold them
+                self.client.send(how, dict.fromkeys(self.ranks, (self.key,)))
             raise
         finally:
             self.installing = self.owed = False

@@ -278,8 +278,7 @@ class CallOnRanks:
             rank, first = min(failed.items(), key=lambda f: f[1].knows_less)
             raise to_error(first, call.title, rank, client.pool_of(rank), call.at, len(failed) - 1)
         for reply in answers.values():
-            client.traffic.between += reply.pulled
-            client.traffic.payload += payload_bytes(reply.value)
+            client.traffic.add(between=reply.pulled, payload=payload_bytes(reply.value))
             for text in reply.warnings:
                 client.warn(text)
             for failures in reply.failures:
@@ -310,10 +309,8 @@ class CallOnRanks:
                 continue
             lost = f"{self.call.title} was to be copied, and ranks were started again meanwhile."
             with suppress(RankLost), self.client.blaming_restarts(sent.epoch, lost):
-                begun = self.client.send("keep_copy", {other: (rank, id)})
                 what = f"a copy of {self.call.title} of step {self.call.info.step}"
-                self.client.traffic.between += self.client.wait(begun, what)[other]
-                self.client.lineage.note_copy(id, other)
+                self.client.keep_copy(id, rank, other, what)
 
     def _check_rows(self, sent: Sent, replies: Mapping[int, Reply]) -> None:
         """Raise WrongAnswer where a rank has not answered the rows that it was asked for, each of them once."""
