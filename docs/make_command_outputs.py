@@ -17,8 +17,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from flowrl.cli import main
+from flowrl.errors import PlanError
+from flowrl.placement.backends import BACKENDS
 from flowrl.placement.cluster.device_specs import KINDS
 from flowrl.placement.cost.efficiency import Efficiency
+from flowrl.placement.plan.plan import Plan
 
 DOCS = Path(__file__).parent
 PAGES = ("plans.md", "schedule.md", "simulator.md")
@@ -107,12 +110,21 @@ def efficiency() -> str:
 
 
 def shipped() -> str:
-    """The plans of algorithms/plans, with the comment at the top of each."""
+    """The plans of algorithms/plans, with the comment at the top of each, and why no run has one."""
     rows: list[str] = []
     for path in sorted((DOCS.parent / "algorithms" / "plans").glob("*.yaml")):
         comment = [line.lstrip("# ") for line in path.read_text().splitlines() if line.startswith("#")]
-        rows.append(f"| `{path.name}` | {' '.join(comment)} |")
-    return "\n".join(["| file | for |", "|---|---|", *rows])
+        rows.append(f"| `{path.name}` | {' '.join(comment)} | {refused(Plan.load(path))} |")
+    return "\n".join(["| file | for | a run has it |", "|---|---|---|", *rows])
+
+
+def refused(plan: Plan) -> str:
+    """Whether ``flowrl run`` takes a plan: yes, or why not."""
+    try:
+        plan.check_workers(plan.place, [row.name for row in BACKENDS.values() if row.built])
+    except PlanError as error:
+        return "no: " + error.what.split(": ", 1)[-1].split(", and this place")[0]
+    return "yes"
 
 
 TABLES = {"devices": devices, "efficiency": efficiency, "shipped": shipped}

@@ -30,7 +30,8 @@ ROOT = Path(__file__).parents[2]
 PLANS = ROOT / "algorithms" / "plans"
 OWN = "its own"  # the model of 1.6 million parameters that the drivers have
 
-UP_TO_8B = (OWN, "qwen3-0.6b", "qwen3-1.7b", "qwen3-4b", "llama-7b", "llama-3.1-8b", "qwen3-8b")
+UP_TO_2B = (OWN, "qwen3-0.6b", "qwen3-1.7b")
+UP_TO_8B = (*UP_TO_2B, "qwen3-4b", "llama-7b", "llama-3.1-8b", "qwen3-8b")
 UP_TO_14B = (*UP_TO_8B, "llama-13b", "qwen3-14b")
 UP_TO_30B = (*UP_TO_14B, "qwen3-30b-a3b")
 UP_TO_70B = (*UP_TO_30B[1:], "qwen3-32b", "llama-34b", "llama-70b", "llama-3.1-70b")
@@ -65,7 +66,9 @@ TABLE = {
     "ranks_2_cpu": For(("grpo",), (OWN,)),
     "ranks_4_cpu": For(("grpo",), (OWN,)),
     "ranks_megatron_cpu": For(("grpo",), (OWN,)),
+    "one_gpu": For(("grpo",), UP_TO_2B, {"qwen3-4b": TRAINING, "llama-7b": TRAINING}),
     "colocated_8": For(("grpo",), UP_TO_30B, NO_32B),
+    "colocated_8_dp": For(("grpo",), UP_TO_14B, {"qwen3-32b": TRAINING, "llama-34b": TRAINING}),
     "ppo_colocated_8": For(("ppo",), UP_TO_30B, NO_32B),
     "split_16": For(("grpo",), UP_TO_30B, NO_32B),
     "ppo_split_16": For(
