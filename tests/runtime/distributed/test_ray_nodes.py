@@ -159,3 +159,31 @@ def test_a_network_that_is_gone_for_some_seconds_costs_nothing(net, tmp_path):
     other.heal()
     run.end()
     assert not run.events("lost") and not run.events("recovered")
+
+
+TRAINS = """
+pools: {train: {processes: 1}, rollout: {processes: 1}}
+place:
+  actor: {train: {pool: train}, generate: {pool: rollout}}
+  reward: {pool: rollout}
+pipeline: {deadline: 120, staleness: STALENESS}
+"""
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_a_machine_that_trains_dies_and_another_comes(net, tmp_path, staleness):
+    """The run goes back to its checkpoint, which all machines see, and makes the weights of a run without that."""
+    plan = TRAINS.replace("STALENESS", str(staleness))
+    calm = Run(tmp_path / "calm", plan, 16)
+    calm.end()
+    head, *others = (net.add(cpus) for cpus in (0, 1, 1))
+    run = Run(tmp_path / "run", plan, 16, head, net.address)
+    run.make_steps(4)
+    (there,) = run.machines("train")
+    next(node for node in others if node.address == there).kill()
+    run.wait(lambda: bool(run.events("lost")))
+    net.add(1)
+    run.end()
+    assert len(run.events("recovered")) == 1
+    digests = [json.loads((each.out / "run.json").read_text())["weights_digest"] for each in (calm, run)]
+    assert digests[0] == digests[1] is not None
