@@ -99,7 +99,7 @@ def test_a_process_that_does_not_end_is_ended_with_those_that_it_started(monkeyp
 
 @pytest.mark.vllm
 @pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed: make vllm")
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_engine_passes():
     tested = try_runtime("vllm")
     assert tested.passed, tested.said

@@ -173,7 +173,7 @@ class Waits(fl.Env):
         return (step, turn + 1), "1", float(len(action)), turn == 2
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.nightly)])
 def test_publishes_come_while_episodes_wait_and_those_of_two_steps_are_played_at_once(
     cluster, tmp_path, monkeypatch, processes
 ):
