@@ -12,7 +12,7 @@ import flowrl as fl
 from flowrl import rl
 from tasks import arithmetic
 
-SMALL = {**arithmetic.MODEL.config, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
+SMALL = {**arithmetic.MODEL.config, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1,
          "num_attention_heads": 2}  # fmt: skip
 
 

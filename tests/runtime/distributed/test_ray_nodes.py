@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -187,3 +188,32 @@ def test_a_machine_that_trains_dies_and_another_comes(net, tmp_path, staleness):
     assert len(run.events("recovered")) == 1
     digests = [json.loads((each.out / "run.json").read_text())["weights_digest"] for each in (calm, run)]
     assert digests[0] == digests[1] is not None
+
+
+VLLM = """
+cluster: {device: cpu, nodes: 2, devices_per_node: 2}
+pools: {train: {devices: "0-1"}, rollout: {devices: "2-3"}}
+place:
+  actor:
+    train: {pool: train, mesh: {fsdp: 2}, backend: fsdp2}
+    generate: {pool: rollout, mesh: {tp: 2}, engine: vllm, kv_cache: 0.0625, rows: 32}
+  reward: {pool: train}
+pipeline: {staleness: 1, publish: interrupt, deadline: 300}
+"""
+
+
+@pytest.mark.vllm
+@pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed: make vllm")
+def test_vllm_is_published_to_on_another_machine(net, tmp_path):
+    """Two ranks of one machine split it, two of another one train: each publish proves that it computes with them."""
+    first, _ = net.add(2), net.add(2)
+    run = Run(tmp_path / "run", VLLM, 6, first, net.address)
+    run.wait(lambda: (run.out / "ranks.json").exists())
+    where = [run.machines(pool) for pool in ("train", "rollout")]
+    run.end()
+    assert [len(there) for there in where] == [1, 1] and where[0] != where[1]
+    lines = run.lines("metrics.jsonl")
+    proved = [line["actor.publish/probe_gap"] for line in lines if "actor.publish/probe_gap" in line]
+    assert len(proved) >= len(lines) - 1 and all(0 < gap < 1e-3 for gap in proved)
+    gaps = [gap for line in lines if (gap := line["gap_max"]) is not None]  # of rows that are of the trainer's version
+    assert gaps and max(gaps) < 1e-3 and any(line["grad_norm"] for line in lines)
