@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,7 +13,7 @@ from ...graph.stand_ins.argument_trees import rebuild
 from ...graph.stand_ins.values import is_handle
 from ...graph.tracing.trace_records import HandleLike
 from ...lowering.deployment import Deployment, teams_of
-from ..transfer.rendezvous import forget_meetings
+from ..transfer.rendezvous import forget_meetings, leave_sign
 from .protocol import Blueprint, Named, RankConfig
 from .rank_client import Link, RankClient
 from .rank_parts import RankParts
@@ -138,7 +139,7 @@ class OpenGroups:
         if not self._started:
             self._started = True
             forget_meetings(self.folder)
-            missing = self.ranks.start(self.config)
+            missing = self.ranks.start(replace(self.config, sign=leave_sign(self.folder)))
             for pool, ranks in self.client.pools.items():
                 self.client.pools[pool] = tuple(rank for rank in ranks if rank not in missing)
             for pool, teams in self.teams.items():

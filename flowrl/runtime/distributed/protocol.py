@@ -60,13 +60,15 @@ def unopened(blueprints: Mapping[str, Blueprint], name: str) -> Worker:
 
 @dataclass(frozen=True)
 class RankConfig:
-    """What every rank knows of the run. ``open_tokenizer`` loads that of a model without the model."""
+    """What every rank knows of the run. ``open_tokenizer`` loads that of a model without the model; ``sign`` is a file
+    in the ``folder`` that each of them has to see."""
 
     blueprints: Mapping[str, Blueprint]
     open_engine: Callable[[str, Build], Engine]
     open_tokenizer: Callable[[Model], Any]
     folder: str
     seed: int = 0
+    sign: str = ""
 
     def tokenizers(self) -> Tokenizers:
         """Return the tokenizers of the run, which are read without a model."""

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 _dist: Any = dist  # it has the stores without exporting them
 _FOLDER = ".meetings"
+SECONDS_TO_SEE = 10.0
 
 
 def new_meeting(folder: Path) -> str:
@@ -23,6 +24,25 @@ def new_meeting(folder: Path) -> str:
     inside.mkdir(mode=0o700, parents=True, exist_ok=True)
     inside.chmod(0o700)
     return str(inside / secrets.token_hex(8))
+
+
+def leave_sign(folder: Path) -> str:
+    """Leave a file in the folder of a run, by which processes of other machines know that it is the same; returns its
+    name."""
+    sign = Path(new_meeting(folder))
+    sign.touch(mode=0o600)
+    return str(sign)
+
+
+def sees(sign: str, seconds: float = SECONDS_TO_SEE) -> bool:
+    """Whether this process finds what :func:`leave_sign` has left, at the latest after so many seconds: a file system
+    of several machines may tell of a new file late."""
+    until = time.monotonic() + seconds
+    while not Path(sign).exists():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.1)
+    return True
 
 
 def forget_meetings(folder: Path) -> None:

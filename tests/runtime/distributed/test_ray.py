@@ -269,6 +269,18 @@ def test_ranks_that_the_cluster_has_no_room_for_are_named(cluster, monkeypatch):
     assert room._teams == {}  # what was asked for is given back
 
 
+def test_a_rank_that_does_not_see_the_folder_of_the_run_is_named(cluster, tmp_path, monkeypatch):
+    """As where --out is on a disk that another machine does not have: ranks would wait for each other there."""
+    from flowrl.runtime.distributed import open_groups
+
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.setattr(open_groups, "leave_sign", lambda folder: str(tmp_path / "elsewhere" / "sign"))
+    here = Plan({"a": Pool("a", processes=1)})
+    with pytest.raises(RunError, match=r"rank 0 of pool 'a', on [\d.]+, does not see the folder of the run") as e:
+        module_of("small_flow").flow.run("breaks", out=tmp_path / "run", quiet=True, runtime="ray", plan=here)
+    assert e.value.fix == "Give --out a folder that all machines of the cluster share."
+
+
 def test_user_code_that_fails_on_a_rank_is_told_with_the_users_line(cluster, tmp_path):
     module = module_of("small_flow")
     here = Plan({"a": Pool("a", processes=1)})

@@ -190,6 +190,21 @@ def test_a_machine_that_trains_dies_and_another_comes(net, tmp_path, staleness):
     assert digests[0] == digests[1] is not None
 
 
+def test_a_folder_that_one_machine_alone_has_is_named(net, tmp_path):
+    """The memory of a machine is not that of another one: its ranks would wait for each other until the deadline."""
+    first, _ = net.add(2), net.add(2)
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(APART)
+    words = ["run", str(SCRIPT), "--plan", str(plan), "--runtime", "ray", "--address", net.address]
+    with open(tmp_path / "log", "w+") as log:
+        run = first.popen(sys.executable, "-m", "flowrl", *words, "--out", "/dev/shm/run", output=log)
+        assert run.wait(SECONDS) == 1
+        log.seek(0)
+        said = log.read()
+    assert "on 10.77.0." in said and "does not see the folder of the run: /dev/shm/run" in said
+    assert "Give --out a folder that all machines of the cluster share." in said
+
+
 VLLM = """
 cluster: {device: cpu, nodes: 2, devices_per_node: 2}
 pools: {train: {devices: "0-1"}, rollout: {devices: "2-3"}}

@@ -9,6 +9,7 @@ from typing import Any
 import ray
 
 from ....workers.headway import headway
+from ...transfer.rendezvous import sees
 from ..protocol import Failed, RankCall, RankConfig
 from ..rank_process.rank import Rank
 from .group_signals import hear, overhear
@@ -86,11 +87,13 @@ class RankActor:
 
     @ray.method(concurrency_group="pull")
     def begin(self, config: RankConfig, handles: Mapping[int, Any]) -> dict[str, Any]:
-        """Learn of the run and of the other ranks; returns where this process is."""
+        """Learn of the run and of the other ranks; returns where this process is, and whether it ``sees`` the run's
+        folder."""
         if self._rank is None:
             self._rank = Rank(self.number, self.pool, config, _Peers({}), host=ray.util.get_node_ip_address())
         self._rank.peers = _Peers(handles)
-        return {"pool": self.pool, "node": self._rank.host, "pid": os.getpid()}
+        where = {"pool": self.pool, "node": self._rank.host, "pid": os.getpid()}
+        return where | {"sees": sees(config.sign)}
 
     def work(self, method: str, *args: Any) -> Any:
         """Call the rank, after what was called before."""

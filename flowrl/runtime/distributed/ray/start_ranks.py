@@ -39,6 +39,7 @@ class RayRanks:
         self.where: dict[int, dict[str, Any]] = {}
         self._room = ClusterRoom(self.pools, address)
         self._config: Any = None
+        self._folder = ""
         self._places: dict[int, tuple[PoolOfRanks, int]] = {
             rank: (pool, place) for pool in self.pools for place, rank in enumerate(pool.ranks)
         }
@@ -59,7 +60,7 @@ class RayRanks:
         self._room.connect()
         for module in own_modules():
             cloudpickle.register_pickle_by_value(module)
-        self._config = ray.put(config)
+        self._config, self._folder = ray.put(config), config.folder
         for pool in sorted(self.pools, key=lambda pool: not pool.gpus):  # processes leave the cores beside GPUs alone
             self._room.reserve(pool)
         more = [rank for rank, (pool, place) in self._places.items() if pool.least and place >= pool.least]
@@ -203,7 +204,7 @@ class RayRanks:
         begun = {rank: (h.begin.remote(self._config, known), h) for rank, h in self.handles.items()}
         new = {rank: begun.pop(rank) for rank in ranks}
         if new:
-            self.where |= self._told(self.wait(new, "starting ranks", SECONDS_TO_START))
+            self.where |= self._seeing(self._told(self.wait(new, "starting ranks", SECONDS_TO_START)))
         self._answers.watch({rank: self.where[rank] for rank in ranks})
         if begun:
             ray.wait([ref for ref, _ in begun.values()], num_returns=len(begun), timeout=SILENT)
@@ -214,6 +215,18 @@ class RayRanks:
         if failed is not None:
             raise RunError(f"the ranks could not be told of the run: {failed.text}")
         return answers
+
+    def _seeing(self, where: dict[int, Any]) -> dict[int, Any]:
+        """Return where ranks are. Raises RunError for those that do not have the folder of the run."""
+        blind = {rank: there for rank, there in where.items() if not there.pop("sees")}
+        if blind:
+            rank, there = next(iter(blind.items()))
+            raise RunError(
+                f"rank {rank} of pool '{there['pool']}', on {there['node']}, does not see the folder of the run: "
+                f"{self._folder}. Ranks meet in it, and write their journals and checkpoints there.",
+                fix="Give --out a folder that all machines of the cluster share.",
+            )
+        return where
 
     # -- calls ------------------------------------------------------------------------------------------------------
 
