@@ -93,7 +93,7 @@ class Node(Machine):
 
     def _environment(self) -> Mapping[str, str]:
         paths = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "runtime"), str(ROOT / "tests")])
-        ours = {"PYTHONPATH": paths, "TMPDIR": self.folder, "GLOO_SOCKET_IFNAME": "eth0", "RAY_AUTH_MODE": "disabled"}
+        ours = {"PYTHONPATH": paths, "TMPDIR": self.folder, "RAY_AUTH_MODE": "disabled"}
         return {**os.environ, **ours, "OMP_NUM_THREADS": "1"}
 
     def wait(self) -> None:

@@ -13,6 +13,7 @@ from ...transfer.rendezvous import sees
 from ..protocol import Failed, RankCall, RankConfig
 from ..rank_process.rank import Rank
 from .group_signals import hear, overhear
+from .node_network import take_network_of
 
 #: Lanes: calls in one of them wait for each other, those in different ones do not. ``work`` is everything else.
 LANES = {
@@ -90,7 +91,9 @@ class RankActor:
         """Learn of the run and of the other ranks; returns where this process is, and whether it ``sees`` the run's
         folder."""
         if self._rank is None:
-            self._rank = Rank(self.number, self.pool, config, _Peers({}), host=ray.util.get_node_ip_address())
+            host = ray.util.get_node_ip_address()
+            take_network_of(host)
+            self._rank = Rank(self.number, self.pool, config, _Peers({}), host=host)
         self._rank.peers = _Peers(handles)
         where = {"pool": self.pool, "node": self._rank.host, "pid": os.getpid()}
         return where | {"sees": sees(config.sign)}
