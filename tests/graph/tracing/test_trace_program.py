@@ -387,3 +387,44 @@ def test_joining_a_batch_with_a_part_of_itself_changes_nothing():
             flow.log(step, x=(batch | batch.select("rewards", "prompt")).rewards.mean())
 
     clean(program)
+
+
+# -- fields that the body of an op reads ------------------------------------------------------------------------------
+
+
+@fl.op(reads={"batch": "rewards", "other": "prompt"}, adds="weight: f32[]", cost="local")
+def weigh(batch, other):
+    return {"weight": [len(a) + len(b) for a, b in zip(batch["answer"], other.answer, strict=True)]}
+
+
+@fl.op(reads=lambda shape: "rewards, answer" if shape.call["long"] else "rewards", adds="weight: f32[]", cost="local")
+def weigh_some(batch, *, long=False):
+    return {"weight": [len(text) for text in batch.answer] if long else batch.rewards}
+
+
+@fl.op(reads=None, adds="weight: f32[]", cost="local")
+def weigh_all(batch):
+    return {"weight": [len(text) for text in batch.answer]}
+
+
+def test_an_op_whose_body_reads_what_it_does_not_declare():
+    def program():
+        for step, batch in flow.steps(prompts, 10):
+            scored = reward.score(actor.generate(batch))
+            flow.log(step, weight=weigh(scored, scored).weight.mean())
+
+    errors = traced(program).errors
+    assert [e.what for e in errors] == ["user.weigh reads 'answer', which its reads= does not name."] * 2
+    assert [e.have for e in errors] == ["rewards", "prompt"]
+    assert errors[0].fix == 'Write reads={"batch": "rewards, answer", "other": "prompt"}.'
+    assert errors[1].fix == 'Write reads={"batch": "rewards", "other": "prompt, answer"}.'
+    assert {(e.at.file, e.at.line) for e in errors} == {(__file__, weigh.fn.__code__.co_firstlineno + 2)}
+
+
+def test_an_op_that_is_handed_all_fields_or_says_by_call_what_it_reads_is_left_alone():
+    def program():
+        for step, batch in flow.steps(prompts, 10):
+            scored = reward.score(actor.generate(batch))
+            flow.log(step, some=weigh_some(scored).weight.mean(), all=weigh_all(scored).weight.mean())
+
+    clean(program)
