@@ -130,7 +130,7 @@ class BatchValue(Value):
         return self._call("rename", names)
 
     def with_columns(self, columns: Mapping[str, Any]) -> Any:
-        """Further fields of the same rows: ``batch.with_columns({"advantages": batch.rewards - 0.5})``."""
+        """Further fields of the same rows: ``batch.with_columns({"shaped": batch.rewards - 0.5})``."""
         return self._call("with_columns", columns)
 
     def concat(self, *others: Any) -> Any:
