@@ -44,6 +44,7 @@ one that the program computes, or that depends on the step, is looked at by the 
 | what a reward, an op or an environment of yours returns; its failures | at its first call, with row and line |
 | whether user code hangs, exits, forks or crashes ([what then](workers.md)) | when it does, with row and line |
 | the shape of what a loss of yours gives; a field that it looks up under a computed name | at the first update |
+| a field that an op of yours looks up under a computed name | at its first call, with its line |
 | whether a model or tokenizer by name exists, and fits into memory | when models open, before the first step |
 | what is in rows after the first 32 of a file | when they are drawn |
 | whether a text has half of a surrogate pair | when it is encoded, with file and row |

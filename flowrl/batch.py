@@ -37,12 +37,12 @@ class CallInfo:
     recorded: tuple[int, ...] = ()
 
 
-class _MissingField(FieldError, AttributeError):
-    """A field that a batch has not; also an AttributeError, so that ``hasattr`` and ``getattr`` work."""
+class MissingField(FieldError, AttributeError):
+    """A field ``name`` that a batch has not; also an AttributeError, so that ``hasattr`` and ``getattr`` work."""
 
 
 _SHOWN = 12  # fields that a notebook shows
-_MissingField.__name__ = "FieldError"  # as it is reported
+MissingField.__name__ = "FieldError"  # as it is reported
 
 
 class Batch:
@@ -115,7 +115,9 @@ class Batch:
             return self._columns[name]
         except KeyError:
             fix = did_you_mean(name, self._columns)
-            raise _MissingField(f"The batch has no field '{name}'.", have=self._columns, fix=fix) from None
+            error = MissingField(f"The batch has no field '{name}'.", have=self._columns, fix=fix)
+            error.name = name
+            raise error from None
 
     def __contains__(self, name: str) -> bool:
         return name in self._columns

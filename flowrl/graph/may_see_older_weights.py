@@ -90,5 +90,6 @@ def stale_rows(title: str, loss: Any, why: str, at: At | None) -> ProgramError:
         f"{title}: loss {getattr(loss, 'name', loss)} does not correct for rows that are older than the weights, "
         f"and these may be: {why}.",
         at=at,
-        fix="Take a loss with a ratio to rollout_logprobs, such as rl.ppo_clip(), or write allow_stale=True.",
+        fix="Take a loss with a ratio to rollout_logprobs, such as rl.ppo_clip(); "
+        f"or write {title}(..., allow_stale=True).",
     )

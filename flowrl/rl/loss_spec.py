@@ -175,7 +175,10 @@ class Loss(Spec):
         return getattr(import_module(module), name)
 
     def compute(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
-        """Loss per token [total], or per row [rows], and what it reports: [total] or [rows] each."""
+        """Loss per token [total], or per row [rows], and what it reports: [total] or [rows] each.
+
+        Raises ProgramError for a loss of another shape, and for one without a gradient where ``predicted`` has one.
+        """
         result = self.function()(inputs, **self.parameters)
         loss, reported = result if isinstance(result, tuple) else (result, {})
         expected = len(inputs.lengths) if self.per == "row" else len(inputs.row)
@@ -190,7 +193,19 @@ class Loss(Spec):
                 if self.per == "row"
                 else 'Return it before any .mean() or .sum(): aggregate= makes one number of it; or declare per="row".',
             )
+        if inputs.predicted.requires_grad and not loss.requires_grad and _gradients_are_on():
+            raise ProgramError(
+                f"loss {self.name} does not depend on x.predicted, so nothing would be learned.",
+                at=None if isinstance(self.math, str) else defined_at(self.math),
+                fix="Compute it from x.predicted, without .detach() and outside of torch.no_grad().",
+            )
         return loss, reported
+
+
+def _gradients_are_on() -> bool:
+    import torch
+
+    return torch.is_grad_enabled()
 
 
 def _check_reads(fn: Callable[..., Any], reads: str) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
+from types import CodeType
 from typing import TYPE_CHECKING, Any, cast
 
 from ..batch import CallInfo
-from ..errors import ProgramError, WorkerError
+from ..errors import At, FieldError, WorkerError, near
 from ..graph.ops.allowed import number, whole
 from ..graph.ops.check_arguments import described, takes
 from ..graph.ops.declare import op
@@ -17,6 +18,7 @@ from ..graph.ops.field_types import STANDARD
 from ..graph.ops.partial_answers import answers_of_call
 from ..graph.ops.signature import CallShape
 from ..graph.script.names_in_other_libraries import meant_column
+from ..graph.script.site import defined_at
 from ..graph.tracing.column_origins import FIRST
 from ..marks import other_ids, values, vocabulary
 from .base import Opening, Worker
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from ..batch import Batch
 
 _GIVEN = ("prompt", "response")
+_LISTS = ("completions", "responses", "outputs", "prompts", "queries")  # what other libraries call lists of them
 
 
 def _row_by_row(shape: CallShape) -> bool | str:
@@ -39,27 +42,60 @@ def _columns(shape: CallShape) -> str:
     """What a reward function asks for, by its parameters."""
     wanted = ["response_ids", "prompt" if "prompt" in shape.have else "prompt_ids"]
     parameters = inspect.signature(shape.init["fn"]).parameters.values()
+    named: list[str] = []
     for parameter in parameters:
         if parameter.kind is parameter.VAR_KEYWORD:
             wanted += sorted(name for name in shape.have if name not in STANDARD)
         elif parameter.name not in _GIVEN and (parameter.default is parameter.empty or parameter.name in shape.have):
-            _expect_column(shape, parameter.name)
-            wanted.append(parameter.name)
-    return ", ".join(dict.fromkeys(wanted))
+            named.append(parameter.name)
+    _expect_columns(shape, named)
+    return ", ".join(dict.fromkeys([*wanted, *named]))
 
 
-def _expect_column(shape: CallShape, name: str) -> None:
-    """Refuse a parameter that no column has the name of, where another library's signature is meant."""
-    meant = meant_column(name)
-    if name in shape.have or meant is None:
+def _expect_columns(shape: CallShape, names: Sequence[str]) -> None:
+    """Refuse parameters that no column has the name of. Of a standard field the trace says which op adds it."""
+    wrong = [name for name in names if name not in shape.have and name not in STANDARD]
+    if not wrong:
         return
-    fn, lists = _called(shape.init["fn"]), name in ("completions", "responses", "outputs", "prompts", "queries")
-    raise ProgramError(
-        f"{fn} takes '{name}', which is no column of the batch: a reward is fn(prompt, response, **columns) -> float.",
+    fn, which = shape.init["fn"], "which is no column" if len(wrong) == 1 else "which are no columns"
+    raise FieldError(
+        f"{_called(fn)} takes {_in_words(map(repr, wrong))}, {which} of the batch: "
+        "a reward is fn(prompt, response, **columns) -> float.",
+        at=_place(fn),
         have=[*_GIVEN, *sorted(n for n in shape.have if n not in STANDARD and n not in _GIVEN)],
-        fix=f"Write {meant} for {name}: it is called once for each row"
-        + (", or with lists where FunctionReward has batched=True." if lists else "."),
+        fix=_mended(wrong, [*_GIVEN, *sorted(shape.have)]),
     )
+
+
+def _mended(wrong: Sequence[str], known: Sequence[str]) -> str:
+    """The fix of parameters that no column has the name of."""
+    meant = {name: meant_column(name) or near(name, known) for name in wrong}
+    fixes: list[str] = []
+    for name, column in meant.items():
+        if meant_column(name) is not None:
+            lists = ", or with lists where FunctionReward has batched=True" if name in _LISTS else ""
+            fixes.append(f"Write {column} for {name}: it is called once for each row{lists}.")
+        elif column is not None:
+            fixes.append(f"Write {column} for {name}.")
+    if unknown := [name for name, column in meant.items() if column is None]:
+        named = _in_words(unknown)
+        fixes.append(f"Have the data, or an op before the reward, give {named}; or take a column that is there.")
+    return " ".join(fixes)
+
+
+def _in_words(names: Iterable[str]) -> str:
+    """Names as a sentence lists them: ``a, b and c``."""
+    *others, last = names
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def _place(fn: Any) -> At | None:
+    """The line of a function, of a method, or of what is called of an object; None where it has none."""
+    fn = fn.func if isinstance(fn, partial) else inspect.unwrap(fn)
+    for one in (fn, type(fn).__call__):
+        if isinstance(getattr(one, "__code__", None), CodeType):
+            return defined_at(cast("Any", one))
+    return None
 
 
 def _adds(shape: CallShape) -> str:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from flowrl import rl
+from flowrl.errors import ProgramError
 from flowrl.rl.math.kl import estimate
 from flowrl.rl.math.losses import token_weights
 
@@ -110,6 +111,25 @@ def test_value_clip_takes_the_worse_of_the_two_squares():
 def test_sft_is_the_negative_log_probability():
     new = numbers(1)
     assert rl.sft().compute(inputs(new))[0].tolist() == (-new).tolist()
+
+
+@pytest.mark.parametrize("per", ["token", "row"])
+def test_a_loss_without_a_gradient_is_refused_where_predictions_have_one(per):
+    @rl.loss(reads="weight, response_mask", per=per)
+    def imitate(x):
+        found = x["weight"] * x.predicted.detach()
+        return x.row_sum(found) if per == "row" else found
+
+    def compute(predicted):
+        return imitate().compute(inputs(predicted, weight=torch.ones(3, dtype=torch.float64)))[0]
+
+    with pytest.raises(ProgramError, match=r"loss imitate does not depend on x.predicted, so nothing") as error:
+        compute(numbers(0).requires_grad_())
+    assert error.value.at.file == __file__ and error.value.at.text == "def imitate(x):"
+    assert "Compute it from x.predicted" in error.value.fix
+    assert not compute(numbers(0)).requires_grad
+    with torch.no_grad():
+        assert not compute(numbers(0).requires_grad_()).requires_grad
 
 
 def test_a_loss_of_ones_own_may_read_fields_by_row():

@@ -42,6 +42,17 @@ def gathers(x):
     return x[name] * x.predicted
 
 
+@rl.loss(reads="advantages, response_mask")
+def forgets_the_policy(x):
+    return -x["advantages"]
+
+
+@fl.op(reads="rewards", adds="scaled: f32[]", cost="local")
+def gathers_a_column(batch):
+    name = "ans" + "wer"
+    return {"scaled": [len(text) for text in batch[name].to_list()]}
+
+
 @fl.op(reads="rewards", adds="scaled: f32[]", cost="local")
 def returns_the_batch(batch):
     return batch.with_columns({"scaled": batch.rewards * 2})
@@ -84,6 +95,13 @@ def run(folder, *, reward=exact, loss=None, op=None, how=lambda step: {}):
         ({"loss": means()}, "loss means gave shape [], not one number per response token", "def means(x):", "before"),
         ({"loss": by_token()}, "loss by_token gave shape", "def by_token(x):", "before"),
         ({"loss": gathers()}, "the loss reads x['rewards'], which its reads=", "actor.update(", "Add rewards to"),
+        ({"loss": forgets_the_policy()}, "does not depend on x.predicted", "def forgets_the_policy", "Compute it from"),
+        (
+            {"op": gathers_a_column},
+            "user.gathers_a_column reads 'answer', which its",
+            "batch[name]",
+            'reads="rewards, a',
+        ),
         ({"op": returns_the_batch}, "returned Batch, not a dict", "def returns_the_batch", "Return {'scaled': ...}"),
         ({"op": returns_another_name}, "adds 'scaled', but returned 'scale'", "op(batch)", "Make adds="),
         (

@@ -146,9 +146,53 @@ def test_a_column_that_is_not_there_is_named():
     def fn(response: str, answers: str) -> float:
         return 0.0
 
-    with pytest.raises(FieldError, match="reward.score reads 'answers'") as caught:
+    with pytest.raises(FieldError, match="fn takes 'answers', which is no column") as caught:
         score(fn, batch(answer=["x"] * 6))
-    assert "Did you mean 'answer'?" in caught.value.fix
+    assert caught.value.have == "answer, prompt, response" and caught.value.fix == "Write answer for answers."
+    assert caught.value.at.text == "def fn(response: str, answers: str) -> float:"
+
+
+class Grader:
+    def __call__(self, respnse: str) -> float:
+        return 0.0
+
+    def grade(self, respnse: str) -> float:
+        return 0.0
+
+
+@pytest.mark.parametrize(
+    ("fn", "line"),
+    [
+        (Grader(), "def __call__("),
+        (Grader().grade, "def grade("),
+        (functools.partial(Grader().grade), "def grade("),
+        (lambda respnse: 0.0, "(lambda respnse"),
+    ],
+    ids=["object", "method", "partial", "lambda"],
+)
+def test_a_misspelt_parameter_is_named_at_the_line_of_the_function(fn, line):
+    with pytest.raises(FieldError, match="takes 'respnse', which is no column of the batch: a reward is fn") as caught:
+        score(fn)
+    assert caught.value.fix == "Write response for respnse." and line in caught.value.at.text
+
+
+def test_all_parameters_that_no_column_has_the_name_of_are_named():
+    def fn(respnse: str, completions: list[str], truth: str) -> float:
+        return 0.0
+
+    with pytest.raises(FieldError, match="fn takes 'respnse', 'completions' and 'truth', which are no col") as caught:
+        score(fn)
+    parts = [
+        "Write response for respnse.",
+        "Write response for completions:",
+        "Have the data, or an op before the reward, give truth; or",
+    ]
+    assert all(part in caught.value.fix for part in parts)
+
+
+def test_of_a_standard_field_it_is_said_that_no_op_adds_it():
+    with pytest.raises(FieldError, match="reward.score reads 'ref_logprobs', which no op before it adds"):
+        score(lambda ref_logprobs: 0.0)
 
 
 def test_all_columns_of_the_data():

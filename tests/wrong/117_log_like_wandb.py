@@ -1,4 +1,4 @@
-"""ProgramError: flow.log takes the step first, and was given dict {'reward': <ScalarValue TNumber(calls=frozenset({4}), t.
+"""ProgramError: flow.log takes the step first, and was given dict {'reward': <number rewards.mean()>, 'loss': <number act.
   at   tests/wrong/117_log_like_wandb.py:29   flow.log({"reward": batch.rewards.mean(), "loss": metrics.loss}, step=step)
   fix  Write flow.log(step, ...).
 

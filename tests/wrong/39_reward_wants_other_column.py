@@ -1,7 +1,7 @@
-"""FieldError: reward.score reads 'answers', which no op before it adds.
-  at   tests/wrong/39_reward_wants_other_column.py:28   batch = reward.score(actor.generate(batch, n=8))
-  have answer, finish_reason, finished, prompt, prompt_ids, response_ids, response_mask, rollout_logprobs, sampling_logprobs, temperature, tokens, versions
-  fix  Did you mean 'answer'?
+"""FieldError: exact takes 'answers', which is no column of the batch: a reward is fn(prompt, response, **columns) -> float.
+  at   tests/wrong/39_reward_wants_other_column.py:16   def exact(response: str, answers: str) -> float:
+  have answer, prompt, response
+  fix  Write answer for answers.
 
 grpo: 1 error, 0 lints
 """

@@ -1,5 +1,5 @@
-"""ProgramError: brevity takes 'completions', which is no column of the batch: a reward is fn(prompt, response, **columns) -> float.
-  at   tests/wrong/93_reward_of_trl.py:28   batch = reward.score(actor.generate(batch, n=2))
+"""FieldError: brevity takes 'completions', which is no column of the batch: a reward is fn(prompt, response, **columns) -> float.
+  at   tests/wrong/93_reward_of_trl.py:16   def brevity(completions, **kwargs):
   have answer, prompt, response
   fix  Write response for completions: it is called once for each row, or with lists where FunctionReward has batched=True.
 

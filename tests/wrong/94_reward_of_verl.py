@@ -1,7 +1,7 @@
-"""ProgramError: compute_score takes 'solution_str', which is no column of the batch: a reward is fn(prompt, response, **columns) -> float.
-  at   tests/wrong/94_reward_of_verl.py:28   batch = reward.score(actor.generate(batch, n=2))
+"""FieldError: compute_score takes 'data_source', 'solution_str' and 'ground_truth', which are no columns of the batch: a reward is fn(prompt, response, **columns) -> float.
+  at   tests/wrong/94_reward_of_verl.py:16   def compute_score(data_source, solution_str, ground_truth, extra_info=None):
   have answer, prompt, response
-  fix  Write response for solution_str: it is called once for each row.
+  fix  Write response for solution_str: it is called once for each row. Have the data, or an op before the reward, give data_source and ground_truth; or take a column that is there.
 
 grpo: 1 error, 0 lints
 """

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from ...batch import Batch, Column
+from ...batch import Batch, Column, MissingField
 from ...errors import FieldError, RowsError, WorkerError
 from ...marks import other_ids, values
-from ..script.site import defined_at
-from ..tracing.call_errors import misread, missing_field, quoted, written_twice
+from ..script.site import defined_at, raised_at
+from ..tracing.call_errors import misread, missing_field, quoted, undeclared, written_twice
 from .check_arguments import wrong_values
 from .field_types import FieldType
 from .partial_answers import gathered
@@ -34,7 +34,7 @@ def run(op: Op, worker: Any, arguments: Mapping[str, Any], into: Mapping[str, st
     """Run an op on real values by parameter. ``into`` renames the fields that it adds."""
     ready = _prepare(op, worker, arguments, into, call)
     forks = len(_forks)
-    with _watch_state(worker, op):
+    with _watch_state(worker, op), _named_reads(ready, arguments):
         try:
             result = _collected(ready, ready.begin())
         finally:
@@ -48,7 +48,7 @@ def run_asking(
     """Run an op that yields what it asks of its engine: yield that, and be sent the answer. Returns what :func:`run`
     does."""
     ready = _prepare(op, worker, arguments, into, call)
-    with _watch_state(worker, op):
+    with _watch_state(worker, op), _named_reads(ready, arguments):
         asking: Generator[Any, Any, Any] = ready.begin()
         result = yield from asking
     return ready.finish(result)
@@ -159,6 +159,23 @@ def _narrow(title: str, param: str, value: Batch, signature: Signature, call: Ca
                 raise missing_field(title, name, value.fields, None, ())
         value = value.select(*fields)
     return value if call is None else value.with_call(call)
+
+
+@contextmanager
+def _named_reads(ready: _Ready, arguments: Mapping[str, Any]) -> Generator[None]:
+    """Have the error of a field that the op was not handed say that its ``reads=`` does not name it."""
+    try:
+        yield
+    except MissingField as error:
+        name = str(error.name)
+        for param, declared in ready.signature.reads.items():
+            whole = arguments.get(param)
+            if name in declared or not isinstance(whole, Batch):
+                continue
+            if name in whole.fields or error.have == ", ".join(sorted(declared)):
+                at = raised_at(error)
+                raise undeclared(ready.op, ready.title, param, name, declared, whole.fields, at) from error
+        raise
 
 
 def _plain_numbers(op: Op, title: str, result: Any) -> Any:

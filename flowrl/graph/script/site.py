@@ -157,9 +157,11 @@ def own_frames(error: BaseException) -> list[traceback.FrameSummary]:
 
 
 def defined_at(fn: Callable[..., Any]) -> At:
-    """The line of a function's ``def``, below its decorators."""
+    """The line of a function's ``def``, below its decorators; that of a lambda."""
     code = fn.__code__
     first = line = code.co_firstlineno
+    if code.co_name == "<lambda>":
+        return At(code.co_filename, first, linecache.getline(code.co_filename, first).strip())
     while line < first + 50 and (text := linecache.getline(code.co_filename, line)):
         if text.lstrip().startswith(("def ", "async def ")):
             return At(code.co_filename, line, text.strip())

@@ -66,7 +66,7 @@ def wrong_names(name: str, given: Any) -> FlowError | None:
     if name == "with_columns" and not isinstance(given, Mapping):
         return ProgramError(
             f"with_columns takes a dict of fields by name, and was given a {type(given).__name__}.",
-            fix='Write batch.with_columns({"advantages": batch.rewards - 0.5}).',
+            fix='Write batch.with_columns({"shaped": batch.rewards - 0.5}).',
         )
     names: list[Any] = list(cast("Mapping[Any, Any]", given)) if isinstance(given, Mapping) else list(given)
     if name == "rename":
@@ -84,7 +84,7 @@ _FORMS = {
     "select": 'batch.select("tokens")',
     "drop": 'batch.drop("tokens")',
     "rename": 'batch.rename(rewards="costs")',
-    "with_columns": '{"advantages": batch.rewards}',
+    "with_columns": '{"shaped": batch.rewards}',
     "group_mean": 'batch.group_mean("rewards")',
     "group_std": 'batch.group_std("rewards")',
 }

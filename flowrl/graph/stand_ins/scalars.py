@@ -22,6 +22,8 @@ class ScalarValue(Arithmetic):
     """A number that is not there yet. ``float(x)``, ``if x > 0`` wait for it, and so does whatever needs a number."""
 
     __slots__ = ()
+    _kind = "number"
+    _look = "float(...)"
 
     def __float__(self) -> float:
         return float(self.session.read(self, float))  # in a trace that is a symbol, to be asked in its turn

@@ -24,9 +24,14 @@ _REDUCE = "Reduce it with .mean(), .sum(), .min() or .max(); or write an op, who
 
 
 class Value:
-    """A result that is not there yet. ``ref`` is what its session knows of it."""
+    """A result that is not there yet. ``ref`` is what its session knows of it.
+
+    Printed, it is what ``ref.said`` says of a value of its ``_kind``; while it waits, ``_look`` says how to look at it.
+    """
 
     __slots__ = ("__weakref__", "ref", "session")
+    _kind = "value"
+    _look = ""
 
     def __init__(self, session: Session, ref: Any) -> None:
         self.session = session
@@ -47,7 +52,8 @@ class Value:
         return self
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.ref}>"
+        waits = getattr(self.ref, "waits", False)
+        return f"<{self.ref.said(self._kind)}" + (f", not there yet; {self._look} waits for it>" if waits else ">")
 
 
 def _no_method(what: str, value: Value, name: str, otherwise: str) -> NoReturn:
@@ -61,6 +67,8 @@ class BatchValue(Value):
     """A batch that is not there yet. Its fields are attributes; ``a | b`` joins on keys."""
 
     __slots__ = ()
+    _kind = "batch"
+    _look = "len(batch), or .mean() of a field,"
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -122,7 +130,7 @@ class BatchValue(Value):
         return self._call("rename", names)
 
     def with_columns(self, columns: Mapping[str, Any]) -> Any:
-        """Further fields of the same rows: ``batch.with_columns({"advantages": batch.rewards - 0.5})``."""
+        """Further fields of the same rows: ``batch.with_columns({"shaped": batch.rewards - 0.5})``."""
         return self._call("with_columns", columns)
 
     def concat(self, *others: Any) -> Any:
@@ -192,6 +200,8 @@ class FieldValue(Arithmetic):
     """A field of a batch that is not there yet. Arithmetic is per element, reductions give numbers."""
 
     __slots__ = ()
+    _kind = "field"
+    _look = ".mean()"
 
     def __iter__(self) -> Iterator[Any]:
         raise ProgramError("a program does not go through the values of a field.", at=caller(), fix=_REDUCE)
@@ -224,6 +234,8 @@ class MetricsValue(Value):
     """What an update will report. An entry is an attribute: ``metrics.loss``."""
 
     __slots__ = ()
+    _kind = "metrics"
+    _look = "an entry such as metrics.loss"
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...errors import FieldError, FlowError, did_you_mean
+from ...batch import Batch
+from ...errors import At, FieldError, FlowError, did_you_mean
 from ...marks import OWN, UNMARKED, Marks, foreign_rows, other_temperature, unlike, values
 from ..ops.field_types import parse_fields
 from ..ops.function_spec import Spec
-from ..ops.signature import CallShape
+from ..ops.signature import CallShape, Signature
+from ..script.fields_read_in_source import fields_read
+from ..stand_ins.values import BatchValue
 
 if TYPE_CHECKING:
     from ..ops.op import Op
+
+_NO_FIELDS = frozenset(dir(Batch))  # attributes of a batch that are no fields
 
 
 def missing_field(title: str, name: str, have: Any, at: Any, adders: Any, made: str | None = None) -> FieldError:
@@ -28,6 +34,44 @@ def adding(name: str, adders: Sequence[str]) -> str:
     """The fix of a field that is missing: the calls that would add it."""
     what = " or ".join(adders) or f"an op that adds '{name}'"
     return f"Add {what} before this line."
+
+
+def undeclared_reads(op: Op, title: str, arguments: Mapping[str, Any], signature: Signature) -> list[FieldError]:
+    """Return the errors of the fields that the body of an op looks up, and that its ``reads=`` does not name.
+
+    ``arguments``: those of a trace. Where a function gives ``reads=``, the body may look up more in other calls.
+    """
+    if callable(op.reads) or op.fn.__module__.startswith("flowrl."):
+        return []
+    errors: list[FieldError] = []
+    for param, declared in signature.reads.items():
+        value = arguments.get(param)
+        if isinstance(value, BatchValue):
+            body = fields_read(op.fn, param, inside=("columns",), besides=_NO_FIELDS)
+            found = {name: at for name, at in body.items() if name not in declared}
+            errors += [undeclared(op, title, param, n, declared, value.ref.fields, at) for n, at in found.items()]
+    return errors
+
+
+def undeclared(
+    op: Op, title: str, param: str, name: str, declared: Iterable[str], have: Iterable[str], at: At | None
+) -> FieldError:
+    """The error of an op that reads a field of a batch, ``have``, which its ``reads=`` does not name."""
+    declared = list(declared)
+    fix = f"Name {name} in its reads=."
+    if isinstance(op.reads, str):
+        fix = f'Write reads="{_with(op.reads, name)}".'
+    elif op.reads is not None and not callable(op.reads):
+        texts = {**op.reads, param: _with(op.reads.get(param, ""), name)}
+        fix = f"Write reads={{{', '.join(f'{json.dumps(p)}: {json.dumps(text)}' for p, text in texts.items())}}}."
+    if name not in have:
+        fix = did_you_mean(name, [*declared, *have], fix)
+    return FieldError(f"{title} reads '{name}', which its reads= does not name.", at=at, have=declared, fix=fix)
+
+
+def _with(reads: str, name: str) -> str:
+    """The text of ``reads=`` with another field."""
+    return f"{reads}, {name}" if reads.strip() else name
 
 
 def written_twice(title: str, names: Sequence[str], at: Any) -> FieldError:

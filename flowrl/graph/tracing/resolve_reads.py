@@ -22,6 +22,9 @@ _PAIRS = "Give the source rejected=, the column of the worse response, beside re
 _OF_DATA = {"tokens": _RESPONSES, "response_mask": _RESPONSES, "response_ids": _RESPONSES, "preferred": _PAIRS}
 
 
+_PER_TOKEN = ("*response",)
+
+
 class Reads:
     """The reads of one path of a trace."""
 
@@ -53,20 +56,38 @@ class Reads:
                     continue
                 field = batch.fields[name]
                 if type_ is not None and not type_.accepts(field.type):
-                    self.tracer.wrong(self._wrong_type(reader, name, type_, field, at))
+                    self.tracer.wrong(self._wrong_type(reader, name, type_, batch, at))
                 uses += self.use(field, name)
             if batch.rows_call is not None and all(use.call != batch.rows_call for use in uses):
                 uses.append(Use(batch.rows_call, "keys"))
         return uses
 
-    def _wrong_type(self, reader: str, name: str, wanted: FieldType, found: TField, at: At) -> FieldError:
+    def _wrong_type(self, reader: str, name: str, wanted: FieldType, batch: TBatch, at: At) -> FieldError:
+        found = batch.fields[name]
         maker = self.tracer.row_ops.maker(found)
         what = "has another dtype" if wanted.dims == found.type.dims else "has other dims"
         return FieldError(
             f"{reader} reads '{name}: {wanted}', but '{name}' {what} here: {maker} gives {found.type}.",
             at=at,
-            fix=f"Make {maker} give {wanted}, or read another field.",
+            fix=self._spread(name, wanted, batch) or f"Make {maker} give {wanted}, or read another field.",
         )
+
+    def _spread(self, name: str, wanted: FieldType, batch: TBatch) -> str | None:
+        """Return the fix of a field with a number per row where one per response token is read; else None."""
+        found = batch.fields[name]
+        plain = found.made if found.made not in ("", name) else ""
+        fits = (found.type.dtype, found.type.dims, wanted.dims) == (wanted.dtype, (), _PER_TOKEN)
+        of_data = found.call is None and not plain
+        if not fits or of_data or "response_mask" not in batch.fields:
+            return None
+        if not plain and found.call is not None and self.tracer.trail.calls[found.call].op.owner != "batch":
+            maker = self.tracer.row_ops.maker(found)
+            return f"Make {maker} give {wanted}: batch.response_mask * ... is the number of its row at each token."
+        number = f"batch.{plain}" if plain else "(...)"
+        whole = f'batch.with_columns({{"{name}": batch.response_mask * {number}}})'
+        if (name, plain) == ("advantages", "rewards"):
+            whole = f'batch = rl.advantages(batch, center="none", scale="none"), or {whole}'
+        return f"Write {whole}: each token gets the number of its row."
 
     def use(self, found: TField, name: str) -> list[Use]:
         """Return what gives a field. Calls that made its rows anew read it from where it was before."""

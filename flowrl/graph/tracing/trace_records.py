@@ -82,6 +82,10 @@ class TNumber:
     whole: bool = False
     step: tuple[int, int] | None = None  # the loop whose step it is, and how many after the first
 
+    def said(self, kind: str) -> str:
+        """It as it is printed: ``number rewards.mean()``."""
+        return f"{kind} {self.text}"
+
 
 @dataclass(frozen=True)
 class Draw:
@@ -121,6 +125,10 @@ class TField:
     text: str = ""
     marks: Marks = UNMARKED
 
+    def said(self, kind: str) -> str:
+        """It as it is printed: ``field rewards: f32[]``."""
+        return f"{kind} {self.name or self.text}: {self.type}"
+
 
 @dataclass(frozen=True)
 class TBatch:
@@ -130,6 +138,10 @@ class TBatch:
     rows: Rows
     rows_call: int | None = None
 
+    def said(self, kind: str) -> str:
+        """It as it is printed: ``batch with prompt, rewards``."""
+        return f"{kind} with {', '.join(self.fields) or 'no field'}"
+
 
 @dataclass(frozen=True)
 class TMetrics:
@@ -137,6 +149,10 @@ class TMetrics:
 
     call: int
     title: str
+
+    def said(self, kind: str) -> str:
+        """It as it is printed: ``metrics of actor.update``."""
+        return f"{kind} of {self.title}"
 
 
 def together(numbers: Sequence[TNumber], text: str, key: str, whole: bool = False) -> TNumber:

@@ -20,7 +20,7 @@ from ..stand_ins.current_session import nested_steps
 from ..stand_ins.scalars import ScalarValue
 from ..stand_ins.symbols import INDEX, KEY, OTHER, STORED, Symbol
 from ..stand_ins.values import BatchValue, FieldValue, Value, find, is_handle
-from .call_errors import adding
+from .call_errors import adding, undeclared_reads
 from .column_origins import Provenance
 from .follow_branches import Path
 from .log_names import Logged, Names
@@ -250,7 +250,8 @@ class Tracer:
             with suppress(FlowError):
                 added = op.added(CallShape(worker.arguments if worker else {}, arguments, have))
             signature = Signature({}, added, op.rows)
-        for error in wrong_arguments(op, title, arguments, signature, at):
+        wrong = wrong_arguments(op, title, arguments, signature, at)
+        for error in (*wrong, *undeclared_reads(op, title, arguments, signature)):
             self.wrong(error)
         if op.children:
             self._check_children(title, batch, arguments.get(op.children), at)

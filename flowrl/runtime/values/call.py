@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
-from ...batch import CallInfo
+from ...batch import Batch, CallInfo
 from ...errors import At
 from ...graph.ops.op import Op
 from ...graph.stand_ins.values import Value, find, is_handle
+from .remote_batch import RemoteBatch
 
 
 class Call:
@@ -93,6 +94,21 @@ class Call:
         makers = dict.fromkeys(maker(v.ref).title for v in self.values)
         return f"{', '.join(makers)} -> {self.title}" if makers else ""
 
+    @property
+    def waits(self) -> bool:
+        """Whether its result is still to come."""
+        return not self.done
+
+    def said(self, kind: str) -> str:
+        """Its result, of some kind, as it is printed: ``batch of reward.score``, and what it is once that is known."""
+        what = kind if self.op.owner == "data" else f"{kind} of {self.title}"
+        if isinstance(self.result, (Batch, RemoteBatch)):
+            rows = "1 row" if len(self.result) == 1 else f"{len(self.result)} rows"
+            return f"{what}: {rows} with {', '.join(self.result.columns) or 'no field'}"
+        if isinstance(self.result, dict):
+            return f"{what}: {', '.join(cast('dict[str, Any]', self.result))}"
+        return f"{what}: {self.result}" if isinstance(self.result, (int, float)) else what
+
     def finish(self, result: Any, error: BaseException | None = None) -> None:
         """Set the outcome, and let go of the inputs."""
         self.result, self.error = result, error
@@ -106,6 +122,20 @@ class Part:
 
     of: Any  # Call or Part
     name: str
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is still to come."""
+        return self.call.waits
+
+    def said(self, kind: str) -> str:
+        """It as it is printed: ``rewards of reward.score``, and what it is once that is known."""
+        whole, found = self.call.result, None
+        if isinstance(whole, dict):
+            found = cast("dict[str, Any]", whole).get(self.name)
+        elif isinstance(whole, Batch) and self.name in whole:
+            found = whole[self.name].type
+        return f"{self.name} of {self.call.title}" + (f": {found}" if found is not None else "")
 
     @property
     def call(self) -> Call:

@@ -286,3 +286,49 @@ def test_only_answers_of_the_world_to_rows_of_their_own_are_yielded(how):
         @fl.op(reads="x", adds="grade: f32[]", **how)
         def grade(batch):
             yield 0, {"grade": 1.0}
+
+
+@fl.op(reads="length", adds="weight: f32[]")
+def weigh(batch):
+    name = "no" + "te"
+    return {"weight": [len(text) for text in batch[name].to_list()]}
+
+
+@fl.op(reads={"batch": "length", "other": ""}, adds="weight: f32[]")
+def weigh_beside(batch, other):
+    return {"weight": getattr(other, "length")}  # noqa: B009
+
+
+@fl.op(reads="length, note", adds="weight: f32[]")
+def misspell(batch):
+    return {"weight": getattr(batch, "lenght")}  # noqa: B009
+
+
+@pytest.mark.parametrize(
+    ("call", "name", "text", "have", "fix"),
+    [
+        (weigh, "note", "batch[name]", "length", 'Write reads="length, note".'),
+        (
+            lambda batch: weigh_beside(batch, batch),
+            "length",
+            "getattr(other",
+            "",
+            'Write reads={"batch": "length", "other": "length"}.',
+        ),
+        (misspell, "lenght", "getattr(batch", "length, note", "Did you mean 'length'?"),
+    ],
+)
+def test_an_op_that_reads_what_it_does_not_declare_is_told_how_at_its_line(batch, call, name, text, have, fix):
+    with pytest.raises(FieldError) as error:
+        call(batch)
+    assert f"reads '{name}', which its reads= does not name" in error.value.what
+    assert error.value.at.file == __file__ and text in error.value.at.text
+    assert (error.value.have, error.value.fix) == (have, fix)
+
+
+def test_an_op_may_ask_whether_it_was_handed_a_field(batch):
+    @fl.op(reads="length", adds="weight: f32[]")
+    def careful(batch):
+        return {"weight": batch.note if hasattr(batch, "note") else batch.length}
+
+    assert careful(batch).weight.to_list() == [1.0, 2.0, 3.0]

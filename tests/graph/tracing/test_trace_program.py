@@ -387,3 +387,101 @@ def test_joining_a_batch_with_a_part_of_itself_changes_nothing():
             flow.log(step, x=(batch | batch.select("rewards", "prompt")).rewards.mean())
 
     clean(program)
+
+
+# -- fields that the body of an op reads ------------------------------------------------------------------------------
+
+
+@fl.op(reads={"batch": "rewards", "other": "prompt"}, adds="weight: f32[]", cost="local")
+def weigh(batch, other):
+    return {"weight": [len(a) + len(b) for a, b in zip(batch["answer"], other.answer, strict=True)]}
+
+
+@fl.op(reads=lambda shape: "rewards, answer" if shape.call["long"] else "rewards", adds="weight: f32[]", cost="local")
+def weigh_some(batch, *, long=False):
+    return {"weight": [len(text) for text in batch.answer] if long else batch.rewards}
+
+
+@fl.op(reads=None, adds="weight: f32[]", cost="local")
+def weigh_all(batch):
+    return {"weight": [len(text) for text in batch.answer]}
+
+
+def test_an_op_whose_body_reads_what_it_does_not_declare():
+    def program():
+        for step, batch in flow.steps(prompts, 10):
+            scored = reward.score(actor.generate(batch))
+            flow.log(step, weight=weigh(scored, scored).weight.mean())
+
+    errors = traced(program).errors
+    assert [e.what for e in errors] == ["user.weigh reads 'answer', which its reads= does not name."] * 2
+    assert [e.have for e in errors] == ["rewards", "prompt"]
+    assert errors[0].fix == 'Write reads={"batch": "rewards, answer", "other": "prompt"}.'
+    assert errors[1].fix == 'Write reads={"batch": "rewards", "other": "prompt, answer"}.'
+    assert {(e.at.file, e.at.line) for e in errors} == {(__file__, weigh.fn.__code__.co_firstlineno + 2)}
+
+
+def test_an_op_that_is_handed_all_fields_or_says_by_call_what_it_reads_is_left_alone():
+    def program():
+        for step, batch in flow.steps(prompts, 10):
+            scored = reward.score(actor.generate(batch))
+            flow.log(step, some=weigh_some(scored).weight.mean(), all=weigh_all(scored).weight.mean())
+
+    clean(program)
+
+
+# -- a number per row where one per token is read ---------------------------------------------------------------------
+
+
+@fl.op(reads="rewards", adds="advantages: f32[]", cost="local")
+def by_row(batch):
+    return {"advantages": batch.rewards}
+
+
+@fl.op(reads="margin: f32[*response]", adds="most: f32[]", cost="local")
+def most(batch):
+    return {"most": batch.margin}
+
+
+@pytest.mark.parametrize(
+    ("spread", "fix"),
+    [
+        (
+            lambda batch: batch.with_columns({"advantages": batch.rewards}),
+            'Write batch = rl.advantages(batch, center="none", scale="none"), or '
+            'batch.with_columns({"advantages": batch.response_mask * batch.rewards}): each token gets the number',
+        ),
+        (
+            lambda batch: batch.with_columns({"advantages": batch.rewards - 0.5}),
+            'Write batch.with_columns({"advantages": batch.response_mask * (...)}): each token gets the number',
+        ),
+        (by_row, "Make user.by_row give f32[*response]: batch.response_mask * ... is the number of its row"),
+        (
+            lambda batch: batch.with_columns({"advantages": batch.finished}),
+            "Make actor.generate give f32[*response], or read another field.",
+        ),
+        (lambda batch: batch.with_columns({"advantages": batch.response_mask * (batch.rewards - 0.5)}), None),
+        (lambda batch: rl.advantages(batch, center="none", scale="none"), None),
+    ],
+)
+def test_a_number_per_row_where_one_per_token_is_read_says_how_it_is_spread(spread, fix):
+    def program():
+        for step, batch in flow.steps(prompts, 10):
+            batch = spread(reward.score(actor.generate(batch)))
+            flow.log(step, actor.update(batch, loss=rl.reinforce()))
+
+    fixes = [e.fix for e in traced(program).errors]
+    assert fixes == [] if fix is None else len(fixes) == 1 and fixes[0].startswith(fix)
+
+
+def test_a_field_of_another_name_is_spread_alike_and_one_of_the_data_cannot_be():
+    def program():
+        for step, batch in flow.steps(fl.data.rows([{"prompt": "1+2=", "margin": 1.0}], batch=1), 10):
+            scored = reward.score(actor.generate(batch))
+            other = scored.drop("margin").with_columns({"margin": scored.rewards})
+            flow.log(step, data=most(scored).most.mean(), other=most(other).most.mean())
+
+    errors = traced(program).errors
+    assert [e.fix.partition(":")[0] for e in errors if "margin" in e.what][-1] == 'Write batch.with_columns({"margin"'
+    assert "batch.response_mask * batch.rewards" in errors[-1].fix
+    assert all("response_mask" not in e.fix for e in errors[:-1])
