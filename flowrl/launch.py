@@ -30,10 +30,16 @@ def launch(
 ) -> LocalExecutor | DistributedExecutor:
     """Return what opens the workers of programs that are run one after another, all under one plan.
 
-    Nothing is started yet. Raises UsageError where Ray is asked for and not installed.
+    Nothing is started yet. Raises UsageError where Ray is asked for and not installed, and for an ``address`` of a
+    Ray cluster where the runtime is another one.
     """
     if executions[0].runtime == "ray":
         return _on_ranks(executions, handles, out=out, seed=seed, address=address)
+    if address is not None:
+        raise UsageError(
+            f"--address {address} is for --runtime ray, and the runtime is {executions[0].runtime}.",
+            fix='Add --runtime ray (runtime="ray" in Python), or leave the address out.',
+        )
     declared = {h.name: h for h in handles}
     return LocalExecutor(declared, open_engine, deployments=_deployments(executions), seed=seed)
 

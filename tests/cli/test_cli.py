@@ -196,6 +196,7 @@ def test_wrong_words_are_named_with_the_near_miss(run, script, words, what, fix)
         ),
         (["run", "SCRIPT", "--resume", "--out", "nowhere"], "--resume: nowhere holds no run."),
         (["run", "SCRIPT", "--checkpoint-every", "0"], "--checkpoint-every 0: give 1 or more."),
+        (["run", "SCRIPT", "--address", "auto"], "--address auto is for --runtime ray, and the runtime is local."),
         (["run", "SCRIPT", "--runtime", "cloud"], "argument --runtime: invalid choice: 'cloud'"),
     ],
 )
