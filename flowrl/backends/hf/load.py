@@ -33,6 +33,9 @@ def pick_device(said: str) -> torch.device:
         raise ModelError(
             f"The device '{said}' was asked for, but torch finds no CUDA here.", fix="Write device='auto'."
         )
+    if device.type == "cuda" and (device.index or 0) >= (there := torch.cuda.device_count()):
+        what = f"The device '{said}' was asked for, but torch finds {there} here, from cuda:0 to cuda:{there - 1}."
+        raise ModelError(what, fix="Write device='auto', or one of these.")
     return device
 
 
