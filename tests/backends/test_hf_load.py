@@ -120,7 +120,7 @@ def test_a_name_that_the_hub_does_not_give(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     (tmp_path / "judge").mkdir()
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ModelError, match="The model 'jugde' cannot be loaded") as error:
+    with pytest.raises(ModelError, match="The model 'jugde' is not in the cache, and HF_HUB_OFFLINE is set") as error:
         opening(Model("jugde", tokenizer=T.build_tokenizer))
     assert "\n" not in error.value.what
     assert error.value.fix == "Did you mean the folder judge?"

@@ -358,6 +358,25 @@ def test_another_model_takes_the_place_of_a_workers_own(run, script):
     assert actor.arguments["model"].name == "other/model"
 
 
+@pytest.mark.parametrize("path", ["/nowhere/model", "./modle", "../modle", "~/no such model"])
+def test_a_check_looks_at_models_that_are_paths(run, script, path):
+    status, out, _ = run("check", script, "--model", f"actor={path}")
+    assert status == 1 and out.startswith(
+        f"ModelError: There is no folder '{path}'.\n  at   --model actor={path}   in place of the one of train.py\n  fix  "
+    )
+    Path("model").mkdir()
+    assert "holds no config.json" in run("check", script, "--model", "actor=./model")[1]
+    Path("model", "config.json").write_text("{}")
+    assert run("check", script, "--model", "actor=./model", "--model", "reward=qwen3-8b")[0] == 0, "a size for plans"
+
+
+def test_a_path_of_the_driver_has_its_line(run, script, tmp_path):
+    path = tmp_path / "wrong.py"
+    path.write_text(SCRIPT.replace("a/judge", "/nowhere/judge"))
+    status, out, _ = run("check", path)
+    assert status == 1 and "There is no folder '/nowhere/judge'.\n  at   wrong.py:12" in out
+
+
 def test_plans_are_checked(run, script, tmp_path):
     plan = tmp_path / "plan.yaml"
     plan.write_text("place:\n  acter: {pool: main}\n")
