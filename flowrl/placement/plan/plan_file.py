@@ -6,9 +6,10 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from math import inf
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
-from ...errors import At, PlanError, did_you_mean, near
+from ... import shipped
+from ...errors import At, PlanError, did_you_mean, near_file
 from ..backends import BACKENDS, REFERENCE
 from ..cluster.byte_sizes import read_size
 from ..cluster.cluster import Cluster, Nodes
@@ -37,17 +38,26 @@ _PLAIN = re.compile(r"^[A-Za-z_][A-Za-z0-9_.-]*$")
 
 
 def load(path: str | Path) -> Plan:
-    """Read a plan file. Raises PlanError with file, line and the nearest right word."""
+    """Read a plan file, or the shipped plan of that name where no file has it. Raises PlanError with file, line and the
+    nearest right word."""
     path = Path(path)
     if not path.exists():
-        beside = [p.name for p in path.parent.glob("*.yaml")] if path.parent.exists() else []
-        meant = near(path.name, beside)
-        raise PlanError(f"there is no plan {path}.", fix=f"Did you mean {path.parent / meant}?" if meant else None)
+        path = shipped.find_plan(str(path)) or _no_plan(path)
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise PlanError(f"the plan {path} cannot be read: {error}.", fix="Name a YAML file.") from None
     return read(text, str(path))
+
+
+def _no_plan(path: Path) -> NoReturn:
+    """Raise PlanError for a path that is no file, with the files and the shipped plans that it may mean."""
+    is_name = not path.suffix and len(path.parts) == 1
+    names = shipped.plan_names() if is_name else []
+    meant = near_file(path, "*.y*ml", names)
+    what = f"there is no plan {path}, and no shipped plan {path}." if is_name else f"there is no plan {path}."
+    fix = f"Did you mean {meant}?" if meant else "Name a YAML file" + (", or one of these." if is_name else ".")
+    raise PlanError(what, have=names or None, fix=fix)
 
 
 def read(text: str, file: str = "<plan>") -> Plan:

@@ -1,5 +1,7 @@
 """Costs from a file: what they mean, and each mistake with its line and the nearest word."""
 
+from pathlib import Path
+
 import pytest
 
 from flowrl.errors import PlanError
@@ -100,6 +102,10 @@ def test_a_file_that_is_not_there(load):
     with pytest.raises(PlanError, match=r"there is no file of costs cost\.yaml\.") as caught:
         load_costs("cost.yaml")
     assert caught.value.fix == "Did you mean costs.yaml?"
+    Path("p_neg.yaml").write_text("{}")
+    with pytest.raises(PlanError) as caught:
+        load_costs("none.yaml")
+    assert caught.value.fix == "Name a YAML file."
     with pytest.raises(PlanError, match="cannot be read"):
         load_costs(".")
 

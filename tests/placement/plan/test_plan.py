@@ -832,6 +832,10 @@ def test_a_file_that_is_not_there(tmp_path):
     assert found.value.fix == f"Did you mean {tmp_path / 'split.yaml'}?"
     with pytest.raises(PlanError, match="there is no plan"):
         Plan.load(tmp_path / "nowhere" / "x.yaml")
+    (tmp_path / "p_neg.yaml").write_text(ONE_PROCESS)
+    with pytest.raises(PlanError) as found:
+        Plan.load(tmp_path / "nofile.yaml")
+    assert found.value.fix == "Name a YAML file.", "what the files share is their ending alone"
 
 
 def test_offload_is_kept_and_leaves_the_device_to_the_layers_at_work():
