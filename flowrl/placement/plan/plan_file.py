@@ -32,6 +32,7 @@ _NODES = (
 _POOL = ("devices", "processes", "device", "least")
 _PLACE = ("pool", "mesh", "backend", "offload")
 _ENGINE = ("pool", "mesh", "engine")
+_OTHER_USE = {"backend": "engine", "engine": "backend"}  # the word for the same in a place to train, to generate
 _PIPELINE = ("staleness", "order", "window", "publish", "chunks", "deadline", "copies", "restart", "hang")
 _RANGE = re.compile(r"^(\d+)(?:\s*-\s*(\d+))?$")
 _PLAIN = re.compile(r"^[A-Za-z_][A-Za-z0-9_.-]*$")
@@ -257,7 +258,9 @@ class _Reader:
         for key, value in node.value:
             name = self._text(key, "a name")
             if known is not None and name not in known:
-                fix = did_you_mean(name, known, "Take it out.")
+                other = _OTHER_USE.get(name)
+                swapped = f"Write {other}: {value.value}." if other in known and _kind(value) == "ScalarNode" else None
+                fix = swapped or did_you_mean(name, known, "Take it out.")
                 raise PlanError(f"{what} has no '{name}'.", at=self._at(key), have=known, fix=fix)
             if name in found:
                 raise self._error(key, f"{what} has '{name}' twice.", "Take one out.")
