@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn, cast
 
 from ... import shipped
-from ...errors import At, PlanError, did_you_mean, near_file
+from ...errors import At, PlanError, UsageError, did_you_mean, near_file
 from ..backends import BACKENDS, REFERENCE
 from ..cluster.byte_sizes import read_size
 from ..cluster.cluster import Cluster, Nodes
@@ -40,7 +40,7 @@ _PLAIN = re.compile(r"^[A-Za-z_][A-Za-z0-9_.-]*$")
 
 def load(path: str | Path) -> Plan:
     """Read a plan file, or the shipped plan of that name where no file has it. Raises PlanError with file, line and the
-    nearest right word."""
+    nearest right word; UsageError where there is no file."""
     path = Path(path)
     if not path.exists():
         path = shipped.find_plan(str(path)) or _no_plan(path)
@@ -52,13 +52,13 @@ def load(path: str | Path) -> Plan:
 
 
 def _no_plan(path: Path) -> NoReturn:
-    """Raise PlanError for a path that is no file, with the files and the shipped plans that it may mean."""
+    """Raise UsageError for a path that is no file, with the files and the shipped plans that it may mean."""
     is_name = not path.suffix and len(path.parts) == 1
     names = shipped.plan_names() if is_name else []
     meant = near_file(path, "*.y*ml", names)
     what = f"there is no plan {path}, and no shipped plan {path}." if is_name else f"there is no plan {path}."
     fix = f"Did you mean {meant}?" if meant else "Name a YAML file" + (", or one of these." if is_name else ".")
-    raise PlanError(what, have=names or None, fix=fix)
+    raise UsageError(what, have=names or None, fix=fix)
 
 
 def read(text: str, file: str = "<plan>") -> Plan:

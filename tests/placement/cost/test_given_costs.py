@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from flowrl.errors import PlanError
+from flowrl.errors import PlanError, UsageError
 from flowrl.placement.cost.calibrated_costs import Calibrated, Fit
 from flowrl.placement.cost.cost_model import Costs, Roofline, load_costs
 from flowrl.placement.cost.given_costs import GivenCosts
@@ -99,11 +99,11 @@ def test_a_name_that_the_program_does_not_call(load):
 
 def test_a_file_that_is_not_there(load):
     load(GOOD)
-    with pytest.raises(PlanError, match=r"there is no file of costs cost\.yaml\.") as caught:
+    with pytest.raises(UsageError, match=r"there is no file cost\.yaml\.") as caught:
         load_costs("cost.yaml")
     assert caught.value.fix == "Did you mean costs.yaml?"
     Path("p_neg.yaml").write_text("{}")
-    with pytest.raises(PlanError) as caught:
+    with pytest.raises(UsageError) as caught:
         load_costs("none.yaml")
     assert caught.value.fix == "Name a YAML file."
     with pytest.raises(PlanError, match="cannot be read"):
