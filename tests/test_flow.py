@@ -251,6 +251,11 @@ def test_options_of_run_that_mean_nothing(tmp_path, option, value, what, fix):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_plan_without_a_name_is_none(tmp_path):
+    with pytest.raises(UsageError, match="The plan has an empty name"):
+        flow.run(out=tmp_path / "run", times=1, plan="")
+
+
 @pytest.mark.parametrize("runtime", ["local", "eager"])
 def test_an_address_of_ray_is_for_the_runtime_ray(tmp_path, runtime):
     with pytest.raises(UsageError) as found:

@@ -387,6 +387,27 @@ def test_plans_are_checked(run, script, tmp_path):
     assert run("check", script, "--plan", plan)[0] == 0
 
 
+@pytest.mark.parametrize("text", ["", "# to come\n"])
+def test_an_empty_plan_is_remarked(run, script, text):
+    Path("empty.yaml").write_text(text)
+    status, out, _ = run("check", script, "--plan", "empty.yaml", "--program", "warmup")
+    what = "lint empty: this plan is empty: a run has one pool of this process, as without a plan.\n  at   empty.yaml\n"
+    assert status == 0 and out.startswith(what) and out.count("lint empty") == 1
+    Path("empty.yaml").write_text("pools: {main: {device: auto}}")
+    assert run("check", script, "--plan", "empty.yaml", "--program", "warmup")[1].startswith("warmup: fine\n")
+
+
+@pytest.mark.parametrize(
+    "words", [["run", "--plan"], ["check", "--plan"], ["simulate", "--costs"], ["simulate", "--run"]]
+)
+def test_a_variable_of_the_shell_that_is_not_set_is_no_name(run, script, words):
+    status, _, err = run(words[0], script, words[1], "")
+    assert (status, err.splitlines()[0]) == (
+        2,
+        f"UsageError: argument {words[1]}: the name is empty, as of a variable of the shell that is not set.",
+    )
+
+
 def test_a_parameter_with_the_name_of_an_option_is_refused(run, tmp_path):
     path = tmp_path / "clash.py"
     path.write_text(

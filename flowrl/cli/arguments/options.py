@@ -93,9 +93,17 @@ def add_common(parser: argparse.ArgumentParser, presets: Sequence[str] = ()) -> 
     program.add_argument(
         "--plan",
         metavar="FILE",
+        type=name_of,
         help="where workers run (YAML), the name of a shipped plan, or auto: searched for this machine",
     )
     program.add_argument("--seed", type=int, metavar="N", help="seed of the run (0)")
+
+
+def name_of(said: str) -> str:
+    """Return the name of a file or a run, unless it is empty: that is a shell variable that is not set."""
+    if not said:
+        raise argparse.ArgumentTypeError("the name is empty, as of a variable of the shell that is not set")
+    return said
 
 
 def read_known(

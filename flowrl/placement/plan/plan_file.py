@@ -41,6 +41,8 @@ _PLAIN = re.compile(r"^[A-Za-z_][A-Za-z0-9_.-]*$")
 def load(path: str | Path) -> Plan:
     """Read a plan file, or the shipped plan of that name where no file has it. Raises PlanError with file, line and the
     nearest right word; UsageError where there is no file."""
+    if not str(path):
+        raise UsageError("The plan has an empty name.", fix="Name a YAML file or a shipped plan, or give none.")
     path = Path(path)
     if not path.exists():
         path = shipped.find_plan(str(path)) or _no_plan(path)
