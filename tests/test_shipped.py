@@ -85,7 +85,8 @@ def test_an_unknown_name_is_told_with_those_that_are_there(elsewhere, capsys):
     assert main(["check", "zzz"]) == 2
     assert "\n  fix  Name a file, or one of these.\n" in capsys.readouterr().err
     assert main(["check", "grop.py"]) == 2
-    assert capsys.readouterr().err == "UsageError: there is no script grop.py.\n"
+    said = f"UsageError: there is no script grop.py below {elsewhere}.\n  fix  Did you mean grpo?\n"
+    assert capsys.readouterr().err == said
 
 
 def test_drivers_are_modules(elsewhere, monkeypatch):

@@ -187,7 +187,19 @@ def test_wrong_words_are_named_with_the_near_miss(run, script, words, what, fix)
         ),
         (["check"], "flowrl check needs a script.\n  fix  Write flowrl check SCRIPT."),
         (["check", "--steps", "3"], "flowrl check needs a script."),
-        (["check", "trian.py"], "there is no script trian.py.\n  fix  Did you mean train.py?"),
+        (["check", "trian.py"], "there is no script trian.py below FOLDER.\n  fix  Did you mean train.py?"),
+        (
+            ["check", "algorithms/grpo.py"],
+            "there is no script algorithms/grpo.py below FOLDER.\n  fix  Did you mean grpo?",
+        ),
+        (
+            ["check", "package.train"],
+            "there is no script package.train below FOLDER.\n  fix  Did you mean package/train.py?",
+        ),
+        (
+            ["check", "/nowhere/x.py"],
+            "there is no script /nowhere/x.py.\n  fix  Name a file, or a shipped algorithm such",
+        ),
         (["graph", "SCRIPT", "--format", "jsn"], "--format jsn: the formats are text, mermaid, dot, json, svg, html."),
         (["graph", "SCRIPT", "--program", "train,warmup"], "flowrl graph draws one program."),
         (
@@ -200,9 +212,11 @@ def test_wrong_words_are_named_with_the_near_miss(run, script, words, what, fix)
         (["run", "SCRIPT", "--runtime", "cloud"], "argument --runtime: invalid choice: 'cloud'"),
     ],
 )
-def test_wrong_use_ends_with_status_2(run, script, words, said):
+def test_wrong_use_ends_with_status_2(run, script, tmp_path, words, said):
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "train.py").write_text(SCRIPT)
     status, _, err = run(*["train.py" if w == "SCRIPT" else w for w in words])
-    assert status == 2 and err.startswith(f"UsageError: {said}")
+    assert status == 2 and err.startswith(f"UsageError: {said.replace('FOLDER', str(tmp_path))}")
 
 
 def test_help_and_version(run, script):
