@@ -370,7 +370,7 @@ MISTAKES = [
         3,
         "actor.generate has no 'backend'.",
         "have engine, mesh, pool",
-        "fix  Take it out.",
+        "fix  Write engine: vllm.",
     ),
     (
         "pools:\n  b: {processes: 2, least: 3}\n",
