@@ -31,6 +31,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 __all__ = [
@@ -293,6 +294,17 @@ def near(word: str, words: Iterable[str]) -> str | None:
     """The word of ``words`` that ``word`` was probably meant to be, or None."""
     matches = get_close_matches(word, list(words), n=1, cutoff=0.6)
     return matches[0] if matches else None
+
+
+def near_file(path: Path, pattern: str, names: Iterable[str] = ()) -> str | None:
+    """What a path that is not there was probably meant to be: a file beside it, or one of ``names``; else None.
+
+    Files are compared without their endings, which all of them share.
+    """
+    beside = {p.stem: str(path.parent / p.name) for p in path.parent.glob(pattern)} if path.parent.is_dir() else {}
+    known = {**{name: name for name in names}, **beside}
+    found = get_close_matches(path.stem, known, n=1, cutoff=0.75)
+    return known[found[0]] if found else None
 
 
 def did_you_mean(

@@ -433,7 +433,7 @@ class Flow:
 
 def _plan(plan: str | Path | Plan | None) -> Plan:
     """Return a plan, that of a file, or one process where there is none."""
-    return plan if isinstance(plan, Plan) else Plan.load(plan) if plan else Plan.one_process()
+    return plan if isinstance(plan, Plan) else Plan.one_process() if plan is None else Plan.load(plan)
 
 
 def _evaluating(evaluation: CheckedProgram, run: Sequence[CheckedProgram]) -> CheckedProgram:

@@ -41,7 +41,7 @@ class Handle:
     def __init__(self, cls: type[Worker], args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str | None) -> None:
         frame = user_frame()
         self.cls, self.args, self.kwargs = cls, args, dict(kwargs)
-        self.at = sessions.caller()
+        self.at = self.model_at = sessions.caller()
         self.cell = cell()
         self._name = name if name is None else checked_name(name, self.at)
         self._scope = frame.f_globals if frame is not None else {}
@@ -71,10 +71,11 @@ class Handle:
         return WorkerInfo(self.name, self.cls.__name__, shown(self.at.file), self.at.line, plain, settings)
 
     def use_model(self, model: Model) -> None:
-        """Put another model in the place of the worker's own."""
+        """Put another model in the place of the worker's own; ``model_at`` says what named it."""
         if self.args and "model" not in self.kwargs:
             self.args = self.args[1:]
         self.kwargs["model"] = model
+        self.model_at = At(f"--model {self.name}={model.title}", 0, f"in place of the one of {shown(self.at.file)}")
         self.arguments = self._bind()
 
     def _bind(self) -> dict[str, Any]:

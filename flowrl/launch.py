@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .backends import open_engine, open_tokenizer
+from .backends.check_here import check_here
 from .errors import UsageError
 from .lowering.deployment import (
     Deployment,
     has_gpus,
+    has_model,
     number_ranks,
     replicas_apart,
     teams_of,
@@ -30,10 +32,21 @@ def launch(
 ) -> LocalExecutor | DistributedExecutor:
     """Return what opens the workers of programs that are run one after another, all under one plan.
 
-    Nothing is started yet. Raises UsageError where Ray is asked for and not installed.
+    Nothing is started yet. Raises UsageError where Ray is asked for and not installed, and for an ``address`` of a
+    Ray cluster where the runtime is another one; PlanError for a device or an engine that this machine lacks.
     """
-    if executions[0].runtime == "ray":
+    on_ranks = executions[0].runtime == "ray"
+    used = {name for execution in executions for name in execution.workers}
+    models = {handle.name for handle in handles if handle.name in used and has_model(handle)}
+    if address is None:  # other machines of a cluster may have what this one lacks
+        check_here(executions[0].plan, _deployments(executions), models, in_this_process=not on_ranks)
+    if on_ranks:
         return _on_ranks(executions, handles, out=out, seed=seed, address=address)
+    if address is not None:
+        raise UsageError(
+            f"--address {address} is for --runtime ray, and the runtime is {executions[0].runtime}.",
+            fix='Add --runtime ray (runtime="ray" in Python), or leave the address out.',
+        )
     declared = {h.name: h for h in handles}
     return LocalExecutor(declared, open_engine, deployments=_deployments(executions), seed=seed)
 

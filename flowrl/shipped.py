@@ -15,6 +15,11 @@ def names() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.py"))
 
 
+def plan_names() -> list[str]:
+    """Return the names of the shipped plans."""
+    return sorted(path.stem for path in (FOLDER / "plans").glob("*.yaml"))
+
+
 def find_driver(name: str) -> Path | None:
     """Return the driver of a shipped algorithm, such as ``grpo``; None where there is none of that name."""
     return FOLDER / f"{name}.py" if name in names() else None

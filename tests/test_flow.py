@@ -251,6 +251,20 @@ def test_options_of_run_that_mean_nothing(tmp_path, option, value, what, fix):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_plan_without_a_name_is_none(tmp_path):
+    with pytest.raises(UsageError, match="The plan has an empty name"):
+        flow.run(out=tmp_path / "run", times=1, plan="")
+
+
+@pytest.mark.parametrize("runtime", ["local", "eager"])
+def test_an_address_of_ray_is_for_the_runtime_ray(tmp_path, runtime):
+    with pytest.raises(UsageError) as found:
+        flow.run(out=tmp_path / "run", times=1, runtime=runtime, address="10.0.0.1:6379")
+    assert found.value.what == f"--address 10.0.0.1:6379 is for --runtime ray, and the runtime is {runtime}."
+    assert found.value.fix == 'Add --runtime ray (runtime="ray" in Python), or leave the address out.'
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(
     ("drawn", "what"),
     [

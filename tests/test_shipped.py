@@ -53,6 +53,30 @@ def test_a_file_goes_before_a_name(elsewhere):
     assert fl.load_script("sft").name == "sft"
 
 
+@pytest.mark.parametrize(
+    "words", ["plan --show split_cpu", "plan grpo --cluster ranks_2_cpu", "check grpo --plan split_cpu"]
+)
+def test_every_command_takes_a_shipped_plan_by_name(elsewhere, words, capsys):
+    assert main(words.split()) == 0
+    assert fl.Plan.load("split_cpu") == fl.Plan.load(ROOT / "algorithms" / "plans" / "split_cpu.yaml")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "plan --show spilt_cpu",
+        "check grpo --plan spilt_cpu",
+        "run grpo --plan spilt_cpu",
+        "graph grpo --plan spilt_cpu",
+    ],
+)
+def test_an_unknown_plan_is_told_with_those_that_are_there(elsewhere, words, capsys):
+    assert main(words.split()) == 2
+    said = capsys.readouterr().err
+    assert "there is no plan spilt_cpu, and no shipped plan spilt_cpu.\n  have colocated_64, " in said
+    assert said.endswith("  fix  Did you mean split_cpu?\n")
+
+
 def test_an_unknown_name_is_told_with_those_that_are_there(elsewhere, capsys):
     assert main(["run", "grop"]) == 2
     said = capsys.readouterr().err
@@ -61,7 +85,8 @@ def test_an_unknown_name_is_told_with_those_that_are_there(elsewhere, capsys):
     assert main(["check", "zzz"]) == 2
     assert "\n  fix  Name a file, or one of these.\n" in capsys.readouterr().err
     assert main(["check", "grop.py"]) == 2
-    assert capsys.readouterr().err == "UsageError: there is no script grop.py.\n"
+    said = f"UsageError: there is no script grop.py below {elsewhere}.\n  fix  Did you mean grpo?\n"
+    assert capsys.readouterr().err == said
 
 
 def test_drivers_are_modules(elsewhere, monkeypatch):

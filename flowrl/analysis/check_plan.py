@@ -22,6 +22,7 @@ from .plan_warnings import (
     models_on_processes,
     never_run,
     placed_models,
+    says_nothing,
     several_kinds,
     slow_network,
     uneven_rows,
@@ -34,7 +35,7 @@ def plan_findings(study: Study) -> tuple[list[FlowError], list[Lint]]:
     """Errors and remarks on a plan, for a program that has no errors of its own."""
     findings: list[FlowError | Lint] = [*stale(study.traced, study.plan.pipeline.staleness)]
     checks: list[Callable[[Study], Iterable[FlowError | Lint]]]
-    checks = [_pipeline, idle_pipeline, unused, idle_processes, uneven_rows, _support]
+    checks = [says_nothing, _pipeline, idle_pipeline, unused, idle_processes, uneven_rows, _support]
     sized = any(pool.devices for pool in study.plan.pools.values())
     if sized:
         try:

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ..errors import PlanError, shown
+from ..errors import PlanError, UsageError, shown
 from ..graph.record import Graph
 from ..placement.cost.continuous_batch import Turns
 from ..placement.cost.length_distribution import Lengths
@@ -77,14 +77,14 @@ def measured_graph(graph: Graph, run: Path, flown: Simulation) -> Graph:
 def tokens_of_run(run: Path, program: str, *, varies: bool = True) -> Tokens:
     """The lengths of rows that a program of a run has sampled: their quantiles, or with ``varies=False`` their mean.
 
-    Raises PlanError for a folder that is no run, or a program that has sampled nothing there.
+    Raises UsageError for a folder that is no run, PlanError for a program that has sampled nothing there.
     """
     sampled = sampled_lengths(run, program)
     if sampled is None:
         traffic = run / "traffic.jsonl"
         if not traffic.exists():
             what = f"{shown(str(run))} is no folder of a run: it has no {traffic.name}."
-            raise PlanError(what, fix="Name the folder that flowrl run --out DIR wrote.")
+            raise UsageError(what, fix="Name the folder that flowrl run --out DIR wrote.")
         have = dict.fromkeys(str(line["program"]) for line in records_within(traffic) if line.get("responses"))
         what = f"the run {shown(str(run))} has no rows that '{program}' has sampled."
         raise PlanError(what, have=list(have), fix="Name a run of this program.")

@@ -11,7 +11,7 @@ from ..graph.tracing.trace_records import Lint
 from ..placement.backends import backend
 from ..placement.cost.mixed_replicas import replicas_by_kind
 from ..placement.cost.work import Role
-from ..placement.plan.plan import Place
+from ..placement.plan.plan import Pipeline, Place
 from .call_seconds import prompts_of
 from .study import Study
 
@@ -19,6 +19,15 @@ from .study import Study
 def file_of(study: Study) -> At:
     """Return the plan's file, for what is at no line of it."""
     return At(study.plan.file or "<plan>", 0)
+
+
+def says_nothing(study: Study) -> Iterator[Lint]:
+    """Yield a remark for a plan file without a word in it: it is as good as none."""
+    plan = study.plan
+    pools = any(pool.at is not None for pool in plan.pools.values())
+    if plan.file and not (pools or plan.place or plan.cluster) and plan.pipeline == Pipeline():
+        what = "this plan is empty: a run has one pool of this process, as without a plan."
+        yield Lint("empty", what, file_of(study))
 
 
 def placed_models(study: Study) -> Iterator[tuple[str, str, Place, Role]]:

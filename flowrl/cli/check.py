@@ -14,6 +14,7 @@ from ..errors import UsageError, WorkerError
 from ..flow import Flow
 from ..graph.check_program import Report
 from ..graph.tracing.trace_records import Lint
+from ..workers.model_folder import missing_folders
 from .arguments.auto_plan import is_auto
 from .arguments.options import parse
 from .arguments.study_options import add_study_options, load_plan, study_of
@@ -43,6 +44,8 @@ def check_command(flow: Flow, words: Sequence[str]) -> int:
         ]
     if not given.options.program:  # the others too
         reports += [_checked(flow, name) for name in flow.programs if name not in given.programs]
+    if missing := missing_folders(flow.handles):
+        reports[0] = replace(reports[0], errors=(*missing, *reports[0].errors))
     reports = _each_once(reports)
     if given.options.format == "json":
         print(json.dumps([r.to_json() for r in reports], indent=1))

@@ -20,23 +20,39 @@ def draw_apart(run: Path, *, seconds: float = 20.0) -> str:
     """
     home = str(Path(__file__).parents[2])
     paths = os.pathsep.join([home, *filter(None, [os.environ.get("PYTHONPATH")])])
-    process = subprocess.Popen(
-        [sys.executable, "-m", __name__, str(run)],
-        env={**os.environ, "PYTHONPATH": paths},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    try:
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                "-P",
+                "-m",
+                __name__,
+                str(run),
+            ],  # -P: no file of the working folder is taken for a library
+            env={**os.environ, "PYTHONPATH": paths},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+    except (
+        OSError
+    ) as error:  # of memory or of processes, of which the run may have taken the last: it is done all the same
+        return _not_drawn(run, f"Python was not started: {error.strerror or error}")
     try:
         pages, complaint = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
         return f"the pages of the run are still being drawn into {run}, by process {process.pid}"
     if process.returncode:
         last = (complaint.strip() or f"exit status {process.returncode}").splitlines()[-1]
-        return f"the pages of the run were not drawn: {last}\n  fix  flowrl graph {run}"
+        return _not_drawn(run, last)
     return pages.strip()
+
+
+def _not_drawn(run: Path, why: str) -> str:
+    """Say why there are no pages, and how to draw them."""
+    return f"the pages of the run were not drawn: {why}\n  fix  flowrl graph {run}"
 
 
 def _main(folder: str) -> int:

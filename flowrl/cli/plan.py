@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .. import shipped
 from ..analysis.search_problem import corrects, find_plan
 from ..analysis.study import Study
 from ..analysis.what_helps import explained_search
@@ -86,7 +87,7 @@ def plan_command(flow: Flow, words: Sequence[str]) -> int:
 def show_command(words: Sequence[str]) -> int:
     """``flowrl plan --show FILE``: a plan alone, without a script."""
     parser = argparse.ArgumentParser(prog="flowrl plan --show", allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("plan", help="a plan file")
+    parser.add_argument("plan", help="a plan file, or the name of a shipped plan")
     parser.add_argument("--format", default="text", choices=FORMATS)
     parser.add_argument("--out", "-o", metavar="FILE")
     try:
@@ -108,7 +109,7 @@ def _search(flow: Flow, name: str, parameters: Mapping[str, Any], options: argpa
 
 def _cluster(text: str) -> Cluster:
     """The cluster of ``--cluster``: in short, or that of a plan file, which may say more of its network."""
-    if not text.endswith((".yaml", ".yml")):
+    if not text.endswith((".yaml", ".yml")) and shipped.find_plan(text) is None:
         return Cluster.of(text)
     found = Plan.load(text).cluster
     if found is None:

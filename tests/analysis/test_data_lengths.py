@@ -156,7 +156,7 @@ def test_lengths_of_a_run(tmp_path, monkeypatch, capsys):
     assert "both say how long calls take" in capsys.readouterr().err
     assert main(["simulate", script, "--run", out, "--lengths", "fixed:8"]) == 2
     assert "both say how long rows are" in capsys.readouterr().err
-    assert main(["simulate", script, "--run", str(tmp_path)]) == 1
+    assert main(["simulate", script, "--run", str(tmp_path)]) == 2
     assert "is no folder of a run" in capsys.readouterr().err
     assert main(["simulate", script, "--program", "warmup", "--run", out]) == 1
     assert "has no rows that 'warmup' has sampled." in capsys.readouterr().err

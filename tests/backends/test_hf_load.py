@@ -6,6 +6,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, Qwen2ForCausalLM
 
 from flowrl.backends import open_engine
+from flowrl.backends.hf.load import pick_device
 from flowrl.backends.hf.net import Net
 from flowrl.errors import ModelError, PlanError
 from flowrl.workers.model_options import Build, Model, Sampling
@@ -119,7 +120,7 @@ def test_a_name_that_the_hub_does_not_give(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     (tmp_path / "judge").mkdir()
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ModelError, match="The model 'jugde' cannot be loaded") as error:
+    with pytest.raises(ModelError, match="The model 'jugde' is not in the cache, and HF_HUB_OFFLINE is set") as error:
         opening(Model("jugde", tokenizer=T.build_tokenizer))
     assert "\n" not in error.value.what
     assert error.value.fix == "Did you mean the folder judge?"
@@ -142,12 +143,18 @@ def test_a_model_that_changes_its_logits_is_refused():
         Net(model, "lm", torch.device("cpu"), torch.float32)
 
 
-def test_devices_and_dtypes():
+def test_devices_and_dtypes(monkeypatch):
     with pytest.raises(ModelError, match="'gpu0' is no device"):
         opening(Model(config=QWEN), device="gpu0")
     if not torch.cuda.is_available():
         with pytest.raises(ModelError, match="finds no CUDA"):
             opening(Model(config=QWEN), device="cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert str(pick_device("cuda:1")) == "cuda:1"
+    with pytest.raises(ModelError, match=r"'cuda:3' was asked for, but torch finds 2 here, from cuda:0 to cuda:1\."):
+        pick_device("cuda:3")
+    monkeypatch.undo()
     with pytest.raises(ModelError, match="dtype='fp23' is none of") as error:
         opening(Model(config=QWEN), dtype="fp23")
     assert error.value.fix == "Write dtype='fp32'."

@@ -187,7 +187,19 @@ def test_wrong_words_are_named_with_the_near_miss(run, script, words, what, fix)
         ),
         (["check"], "flowrl check needs a script.\n  fix  Write flowrl check SCRIPT."),
         (["check", "--steps", "3"], "flowrl check needs a script."),
-        (["check", "trian.py"], "there is no script trian.py.\n  fix  Did you mean train.py?"),
+        (["check", "trian.py"], "there is no script trian.py below FOLDER.\n  fix  Did you mean train.py?"),
+        (
+            ["check", "algorithms/grpo.py"],
+            "there is no script algorithms/grpo.py below FOLDER.\n  fix  Did you mean grpo?",
+        ),
+        (
+            ["check", "package.train"],
+            "there is no script package.train below FOLDER.\n  fix  Did you mean package/train.py?",
+        ),
+        (
+            ["check", "/nowhere/x.py"],
+            "there is no script /nowhere/x.py.\n  fix  Name a file, or a shipped algorithm such",
+        ),
         (["graph", "SCRIPT", "--format", "jsn"], "--format jsn: the formats are text, mermaid, dot, json, svg, html."),
         (["graph", "SCRIPT", "--program", "train,warmup"], "flowrl graph draws one program."),
         (
@@ -196,12 +208,15 @@ def test_wrong_words_are_named_with_the_near_miss(run, script, words, what, fix)
         ),
         (["run", "SCRIPT", "--resume", "--out", "nowhere"], "--resume: nowhere holds no run."),
         (["run", "SCRIPT", "--checkpoint-every", "0"], "--checkpoint-every 0: give 1 or more."),
+        (["run", "SCRIPT", "--address", "auto"], "--address auto is for --runtime ray, and the runtime is local."),
         (["run", "SCRIPT", "--runtime", "cloud"], "argument --runtime: invalid choice: 'cloud'"),
     ],
 )
-def test_wrong_use_ends_with_status_2(run, script, words, said):
+def test_wrong_use_ends_with_status_2(run, script, tmp_path, words, said):
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "train.py").write_text(SCRIPT)
     status, _, err = run(*["train.py" if w == "SCRIPT" else w for w in words])
-    assert status == 2 and err.startswith(f"UsageError: {said}")
+    assert status == 2 and err.startswith(f"UsageError: {said.replace('FOLDER', str(tmp_path))}")
 
 
 def test_help_and_version(run, script):
@@ -357,6 +372,25 @@ def test_another_model_takes_the_place_of_a_workers_own(run, script):
     assert actor.arguments["model"].name == "other/model"
 
 
+@pytest.mark.parametrize("path", ["/nowhere/model", "./modle", "../modle", "~/no such model"])
+def test_a_check_looks_at_models_that_are_paths(run, script, path):
+    status, out, _ = run("check", script, "--model", f"actor={path}")
+    assert status == 1 and out.startswith(
+        f"ModelError: There is no folder '{path}'.\n  at   --model actor={path}   in place of the one of train.py\n  fix  "
+    )
+    Path("model").mkdir()
+    assert "holds no config.json" in run("check", script, "--model", "actor=./model")[1]
+    Path("model", "config.json").write_text("{}")
+    assert run("check", script, "--model", "actor=./model", "--model", "reward=qwen3-8b")[0] == 0, "a size for plans"
+
+
+def test_a_path_of_the_driver_has_its_line(run, script, tmp_path):
+    path = tmp_path / "wrong.py"
+    path.write_text(SCRIPT.replace("a/judge", "/nowhere/judge"))
+    status, out, _ = run("check", path)
+    assert status == 1 and "There is no folder '/nowhere/judge'.\n  at   wrong.py:12" in out
+
+
 def test_plans_are_checked(run, script, tmp_path):
     plan = tmp_path / "plan.yaml"
     plan.write_text("place:\n  acter: {pool: main}\n")
@@ -365,6 +399,27 @@ def test_plans_are_checked(run, script, tmp_path):
     assert "plan.yaml:2" in err and "Did you mean 'actor'?" in err
     plan.write_text("place:\n  actor: {pool: main}\n")
     assert run("check", script, "--plan", plan)[0] == 0
+
+
+@pytest.mark.parametrize("text", ["", "# to come\n"])
+def test_an_empty_plan_is_remarked(run, script, text):
+    Path("empty.yaml").write_text(text)
+    status, out, _ = run("check", script, "--plan", "empty.yaml", "--program", "warmup")
+    what = "lint empty: this plan is empty: a run has one pool of this process, as without a plan.\n  at   empty.yaml\n"
+    assert status == 0 and out.startswith(what) and out.count("lint empty") == 1
+    Path("empty.yaml").write_text("pools: {main: {device: auto}}")
+    assert run("check", script, "--plan", "empty.yaml", "--program", "warmup")[1].startswith("warmup: fine\n")
+
+
+@pytest.mark.parametrize(
+    "words", [["run", "--plan"], ["check", "--plan"], ["simulate", "--costs"], ["simulate", "--run"]]
+)
+def test_a_variable_of_the_shell_that_is_not_set_is_no_name(run, script, words):
+    status, _, err = run(words[0], script, words[1], "")
+    assert (status, err.splitlines()[0]) == (
+        2,
+        f"UsageError: argument {words[1]}: the name is empty, as of a variable of the shell that is not set.",
+    )
 
 
 def test_a_parameter_with_the_name_of_an_option_is_refused(run, tmp_path):

@@ -90,6 +90,25 @@ def test_wrong_words(run, words, said):
     assert status == 2 and out == "" and err.startswith(said)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["check", GRPO, "--plan", "none.yaml"],
+        ["plan", "--show", "none.yaml"],
+        ["plan", GRPO, "--cluster", "none.yaml"],
+        *(["simulate", GRPO, word, "none.yaml"] for word in ("--plan", "--costs", "--efficiency", "--run")),
+        ["simulate", GRPO, "--calibrated-by", "none.yaml"],
+        ["plan", GRPO, "--cluster", "cpu:1x2", "--prices", "none.yaml"],
+        *([command, "none.yaml"] for command in ("calibrate", "gap", "replay", "timeline", "doctor", "show")),
+        ["diff", "none.yaml", "none.yaml"],
+        ["export", "none.yaml", "model"],
+    ],
+)
+def test_what_is_not_there_is_wrong_usage_in_every_command(run, words):
+    status, _, err = run(*words)
+    assert status == 2 and err.startswith("UsageError: ") and "none.yaml" in err.splitlines()[0]
+
+
 def test_efficiencies_of_a_file_change_what_is_predicted(run):
     Path("half.yaml").write_text("train: 0.2\nrow_s: 0.5\n")
     words = ("simulate", GRPO, "--plan", "plan.yaml", "--steps", "2", "--format", "json")
@@ -188,7 +207,7 @@ def test_calibrate_a_real_run_and_simulate_with_it(run, tmp_path):
     assert record["step_s"] == pytest.approx(sorted(measured)[4], rel=1.0), (
         "of the same size, on a machine that is busy"
     )
-    assert run("calibrate", "nowhere")[0] == 1
+    assert run("calibrate", "nowhere")[0] == 2
     status, out, _ = run("calibrate", "made", "--against", "made", "--format", "json")
     rows = {row["node"]: row for row in json.loads(out)["against"]}
     assert status == 0 and {"actor.generate", "actor.update", "ref.logprobs", "a steady step"} <= set(rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from pathlib import Path
 
@@ -58,3 +59,19 @@ def test_pages_that_cannot_be_drawn_are_one_line_and_the_command(folder, record,
     said, fix = draw_apart(folder).splitlines()
     assert said.startswith("the pages of the run were not drawn: ") and why in said
     assert fix == f"  fix  flowrl graph {folder}"
+
+
+def test_a_python_that_cannot_be_started_is_one_line_and_the_command(folder, monkeypatch):
+    monkeypatch.setattr(sys, "executable", str(folder / "no python"))
+    assert draw_apart(folder).splitlines() == [
+        "the pages of the run were not drawn: Python was not started: No such file or directory",
+        f"  fix  flowrl graph {folder}",
+    ]
+
+
+def test_files_of_the_working_folder_are_not_taken_for_libraries(folder, tmp_path, monkeypatch):
+    beside = tmp_path / "beside"
+    beside.mkdir()
+    (beside / "string.py").write_text("raise SystemExit('mine')")
+    monkeypatch.chdir(beside)
+    assert draw_apart(folder) == f"graph: {folder / 'graph.html'}"

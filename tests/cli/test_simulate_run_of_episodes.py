@@ -162,5 +162,5 @@ def test_a_search_has_them_too(done, call):
 
 
 def test_a_folder_that_is_no_run_is_named(done, tmp_path, capsys):
-    assert main(["simulate", str(done[0]), "--run", str(tmp_path)]) == 1
+    assert main(["simulate", str(done[0]), "--run", str(tmp_path)]) == 2
     assert "is no folder of a run" in capsys.readouterr().err

@@ -11,8 +11,10 @@ from typing import Any
 import torch
 
 from ...errors import ModelError, near
+from ...workers.model_folder import folder_fix, model_folder
 from ...workers.model_options import Build, Model, dtypes
 from ...workers.tokens.tokenizer import find_tokenizer, refuse_code
+from .on_hub import check_on_hub
 from .saved import Saved, leave_unread
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
@@ -33,6 +35,9 @@ def pick_device(said: str) -> torch.device:
         raise ModelError(
             f"The device '{said}' was asked for, but torch finds no CUDA here.", fix="Write device='auto'."
         )
+    if device.type == "cuda" and (device.index or 0) >= (there := torch.cuda.device_count()):
+        what = f"The device '{said}' was asked for, but torch finds {there} here, from cuda:0 to cuda:{there - 1}."
+        raise ModelError(what, fix="Write device='auto', or one of these.")
     return device
 
 
@@ -173,7 +178,9 @@ def _from_config(said: Mapping[str, Any], head: str, dtype: torch.dtype) -> Any:
 
 def _from_name(model: Model, head: str, dtype: torch.dtype) -> tuple[Any, bool]:
     """The model, and whether its scalar head is fresh."""
-    name = _existing(str(model.name))
+    name = model_folder(str(model.name))
+    if not Path(name).is_dir():
+        check_on_hub(name, ("config.json",), revision=model.revision)
     options: dict[str, Any] = {"num_labels": 1} if head == "scalar" else {}
     if not model.pickled_weights:
         _refuse_pickles(Path(name))
@@ -191,7 +198,7 @@ def _from_name(model: Model, head: str, dtype: torch.dtype) -> tuple[Any, bool]:
     except Exception as error:
         refuse_code(error, f"The model '{model.name}'")
         what = f"The model '{model.name}' cannot be loaded: {_first_line(error)}"
-        raise ModelError(what, fix=_fix(name)) from error
+        raise ModelError(what, fix=folder_fix(name)) from error
     missing = sorted(info["missing_keys"])
     lost = [k for k in missing if not (head == "scalar" and k.startswith("score"))]
     if lost:
@@ -216,39 +223,6 @@ def _refuse_pickles(folder: Path) -> None:
             )
 
 
-def _existing(name: str) -> str:
-    """The name, once it is sure that it is no misspelt folder."""
-    path = Path(name).expanduser()
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            inside = [p.parent.name for p in sorted(path.glob("*/config.json"))]
-            raise ModelError(
-                f"The folder '{name}' holds no config.json, so it is no saved model.",
-                have=inside or None,
-                fix=f"Write {path / inside[0]}." if inside else "Name the folder of a saved model.",
-            )
-        return str(path)
-    looks_local = name.startswith((".", "/", "~")) or name.count("/") > 1 or path.suffix in (".safetensors", ".bin")
-    if not looks_local and "\\" not in name:
-        return name
-    raise ModelError(f"There is no folder '{name}'.", fix=_fix(name))
-
-
-def _fix(name: str) -> str:
-    path = Path(name).expanduser()
-    if path.is_dir():
-        return "Look at the files of that folder."
-    folder = path.parent
-    while not folder.is_dir() and folder != folder.parent:
-        folder = folder.parent
-    beside = [p.name for p in folder.iterdir() if p.is_dir()] if folder.is_dir() else []
-    missed = path.relative_to(folder).parts[0] if path != folder else path.name
-    meant = near(missed, beside)
-    if meant:
-        return f"Did you mean the folder {folder / meant}?"
-    return "Name a folder with a saved model, or a model of the hub that this machine can reach."
-
-
 def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
@@ -260,12 +234,15 @@ def load_tokenizer(model: Model) -> Any:
         return None
     if callable(said):
         return said()
-    name = _existing(said) if model.tokenizer is None else said
+    name = model_folder(said) if model.tokenizer is None else said
     folder = Path(name).expanduser()
     if folder.is_dir() and not any((folder / file).is_file() for file in TOKENIZER_FILES):
         if model.tokenizer is None:
             return None  # transformers would make an empty one for some models
         raise ModelError(f"The folder '{said}' holds no tokenizer.", fix="Name a folder with a tokenizer.json.")
+    if not folder.is_dir():
+        what = "model" if model.tokenizer is None else "tokenizer"
+        check_on_hub(name, ("config.json", *TOKENIZER_FILES), revision=model.revision, what=what)
     try:
         return find_tokenizer(name, model.revision, trust_remote_code=model.trust_remote_code)
     except ModelError:
@@ -273,5 +250,6 @@ def load_tokenizer(model: Model) -> Any:
     except Exception as error:
         raise ModelError(
             f"The tokenizer of '{said}' cannot be loaded: {_first_line(error)}",
-            fix="Save a tokenizer in that folder, or give Model(..., tokenizer=...).",
+            fix=f"{'Save a tokenizer in that folder' if folder.is_dir() else 'Name another model'}, or give "
+            "Model(..., tokenizer=...).",
         ) from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -25,10 +24,9 @@ from ..mirror import Mirrored, check_build, open_mirror
 from ..probe import TOLERANCE, expected, probe_rows
 from .answers import AskedRow
 from .calls import Calls
-from .process import installed
 from .proof import check_probe, check_sums, sums
 from .serving import Serving
-from .versions import check_version
+from .versions import check_here
 from .weight_file import WeightFile
 
 
@@ -38,8 +36,7 @@ def open_engine(build: Build) -> SGLangEngine:
     check_build(build, "sglang", "SGLang")
     for what, fix in backend("sglang").unrun({}, options, reference.pick_device(build.device).type):
         raise ModelError(what, fix=fix)
-    if not options["url"]:
-        check_version(installed(options["python"] or sys.executable))
+    check_here(options, "cpu")
     return SGLangEngine(build, open_mirror(build, "sglang"), options)
 
 

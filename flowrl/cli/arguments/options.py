@@ -14,7 +14,6 @@ from typing import Any
 from ...errors import UsageError, did_you_mean, near, shown
 from ...flow import Flow
 from ...program import Program
-from ...shipped import find_plan
 from ..help import new_parser
 
 
@@ -94,15 +93,17 @@ def add_common(parser: argparse.ArgumentParser, presets: Sequence[str] = ()) -> 
     program.add_argument(
         "--plan",
         metavar="FILE",
-        type=plan_file,
+        type=name_of,
         help="where workers run (YAML), the name of a shipped plan, or auto: searched for this machine",
     )
     program.add_argument("--seed", type=int, metavar="N", help="seed of the run (0)")
 
 
-def plan_file(said: str) -> str:
-    """Return the file of a plan: the one that is said, or the shipped one of that name where no file has it."""
-    return said if Path(said).exists() else str(find_plan(said) or said)
+def name_of(said: str) -> str:
+    """Return the name of a file or a run, unless it is empty: that is a shell variable that is not set."""
+    if not said:
+        raise argparse.ArgumentTypeError("the name is empty, as of a variable of the shell that is not set")
+    return said
 
 
 def read_known(

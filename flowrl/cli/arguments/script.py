@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ... import shipped
-from ...errors import FlowError, ProgramError, UsageError, did_you_mean, shown
+from ...errors import FlowError, ProgramError, UsageError, did_you_mean, near_file, shown
 from ...flow import Flow
 from ...graph.script.site import own_frames, raised_at
 
@@ -70,12 +70,16 @@ def load_script(path: str, name: str | None = None) -> Flow:
 
 def _no_script(script: Path) -> NoReturn:
     """Raise UsageError for a path that is no file, with the files and the shipped algorithms that it may mean."""
-    what, names = f"there is no script {script}.", shipped.names()
-    beside = [str(p) for p in script.parent.glob("*.py")] if script.parent.is_dir() else []
+    names = shipped.names()
     if script.suffix or len(script.parts) > 1:
-        raise UsageError(what, fix=did_you_mean(str(script), beside, form="Did you mean {}?"))
+        where = "" if script.is_absolute() else f" below {Path.cwd()}"
+        module = Path(str(script).replace(".", "/") + ".py")  # of a script that is named as Python names a module
+        meant = str(module) if module.is_file() else near_file(script, "*.py", names)
+        fix = f"Did you mean {meant}?" if meant else "Name a file, or a shipped algorithm such as grpo."
+        raise UsageError(f"there is no script {script}{where}.", fix=fix)
+    beside = [str(p) for p in script.parent.glob("*.py")] if script.parent.is_dir() else []
     fix = did_you_mean(str(script), [*names, *beside], "Name a file, or one of these.", form="Did you mean {}?")
-    raise UsageError(f"{what[:-1]}, and no shipped algorithm {script}.", have=names, fix=fix)
+    raise UsageError(f"there is no script {script}, and no shipped algorithm {script}.", have=names, fix=fix)
 
 
 def _name_in_package(script: Path) -> str | None:

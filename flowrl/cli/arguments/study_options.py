@@ -30,7 +30,7 @@ from ...placement.cost.roofline import Roofline
 from ...placement.plan.plan import Plan
 from ...run_options import RUN_OPTIONS
 from .auto_plan import auto_plan, is_auto
-from .options import whole_number
+from .options import name_of, whole_number
 
 
 def add_study_options(parser: argparse.ArgumentParser) -> None:
@@ -38,20 +38,26 @@ def add_study_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--costs",
         metavar="FILE",
+        type=name_of,
         help="seconds per call (YAML), what flowrl calibrate has saved, or a run to calibrate",
     )
     parser.add_argument(
         "--efficiency",
         metavar="FILE",
+        type=name_of,
         help="parts of a peak that the roofline takes (YAML), or published: fitted to published steps",
     )
     parser.add_argument(
         "--calibrated-by",
         metavar="RUN",
+        type=name_of,
         help="parts of a peak fitted to the calls of this run: they carry over to other plans on machines of its kind",
     )
     parser.add_argument(
-        "--run", metavar="DIR", help="take lengths of prompts and responses, and turns of episodes, from this run"
+        "--run",
+        metavar="DIR",
+        type=name_of,
+        help="take lengths of prompts and responses, and turns of episodes, from this run",
     )
     parser.add_argument(
         "--lengths",

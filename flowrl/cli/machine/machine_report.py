@@ -144,8 +144,9 @@ def _backend(row: Backend, wanted: Mapping[str, list[Requirement]], ray: Part) -
     missing = [part, *([ray] if row.collective and row.trains else [])]
     lacks = (*part.lacks, *("needs the runtime ray" for other in missing[1:] if other.lacks))
     fix = " && ".join(other.fix for other in missing if other.lacks)
-    if part.lacks and _make_has(row.name):
-        fix += f"    # or, in the source tree, make {row.name}"
+    if part.lacks and row.apart:
+        made = f"make {row.name}, or " if _make_has(row.name) else ""
+        fix = f"{made}in an environment of its own: {fix}"
     return Part(row.name, does, part.has, lacks, fix)
 
 

@@ -55,6 +55,9 @@ class HandleLike(Protocol):
     def arguments(self) -> Mapping[str, Any]: ...
     @property
     def at(self) -> Any: ...
+    @property
+    def model_at(self) -> Any:
+        """What named its model: the line of the driver, or ``--model``."""
 
 
 @dataclass(frozen=True)

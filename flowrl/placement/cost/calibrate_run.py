@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ...errors import At, PlanError, did_you_mean, shown
+from ...errors import At, PlanError, UsageError, did_you_mean, shown
 from .calibrated_costs import SWAPS, Calibrated, Call, Fit, placed, replicas_of
 from .engine_curve import EngineCurve, SampledCall, SampledPasses, fit_curve
 
@@ -29,7 +29,7 @@ def calibrate(run: str | Path, *, program: str | None = None) -> Calibrated:
     The first two steps are left out as warm-up. The error is that of a fit to the first half of the others, told on
     the second half; the costs themselves are fitted to both. ``program``: the one to take where the run had several;
     without it the one with most ops, and of several the one that took longest. Raises PlanError for a run that has no
-    calls, or lines that are none.
+    calls, or lines that are none; UsageError for a folder that is no run.
     """
     lines = _lines_of(run, program)
     calls = _calls(lines)
@@ -151,7 +151,7 @@ def _curves(
 
 def _lines(path: Path) -> Iterable[dict[str, Any]]:
     if not path.exists():
-        raise PlanError(
+        raise UsageError(
             f"{shown(str(path.parent))} is no folder of a run: it has no {path.name}.",
             fix="Name the folder that flowrl run --out DIR wrote.",
         )

@@ -28,7 +28,7 @@ def load_costs(path: str | Path) -> GivenCosts | Calibrated:
     """Read a file of ``--costs``: seconds by title, or what ``flowrl calibrate`` saved. Of a folder of a run it is what
     ``flowrl calibrate`` would save.
 
-    Raises PlanError with file, line and the nearest right word.
+    Raises PlanError with file, line and the nearest right word, UsageError where nothing is there.
     """
     if (Path(path) / "timeline.jsonl").is_file():
         return calibrate(path)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from ...errors import At, PlanError, did_you_mean, near, shown
+from ...errors import At, PlanError, UsageError, did_you_mean, near_file, shown
 from .work import Work
 
 #: Seconds of a call at most, about 30 years: sums of them stay numbers.
@@ -86,15 +86,15 @@ class Entry:
 
 
 def read_entries(path: str | Path) -> list[Entry]:
-    """Return the entries of a YAML file that is one mapping, none if it is empty. Raises PlanError with its line."""
+    """Return the entries of a YAML file that is one mapping, none if it is empty. Raises PlanError with its line,
+    UsageError where there is no file."""
     import yaml
 
     path = Path(path)
     if not path.exists():
-        beside = [p.name for p in path.parent.glob("*.y*ml")] if path.parent.exists() else []
-        meant = near(path.name, beside)
-        fix = f"Did you mean {shown(str(path.parent / meant))}?" if meant else "Name a YAML file."
-        raise PlanError(f"there is no file of costs {shown(str(path))}.", fix=fix)
+        meant = near_file(path, "*.y*ml")
+        fix = f"Did you mean {shown(meant)}?" if meant else "Name a YAML file."
+        raise UsageError(f"there is no file {shown(str(path))}.", fix=fix)
     try:
         root = cast("Any", yaml).compose(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:

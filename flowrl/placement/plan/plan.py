@@ -232,7 +232,9 @@ class Plan:
 
     @staticmethod
     def load(path: str | Path) -> Plan:
-        """Read a plan file. Raises PlanError with file, line and the nearest right word."""
+        """Read a plan file, or a shipped plan by its name. Raises PlanError with file, line and the nearest right word;
+        UsageError where there is no file.
+        """
         from .plan_file import load
 
         return load(path)

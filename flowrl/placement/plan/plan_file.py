@@ -6,9 +6,10 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from math import inf
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
-from ...errors import At, PlanError, did_you_mean, near
+from ... import shipped
+from ...errors import At, PlanError, UsageError, did_you_mean, near_file
 from ..backends import BACKENDS, REFERENCE
 from ..cluster.byte_sizes import read_size
 from ..cluster.cluster import Cluster, Nodes
@@ -31,23 +32,35 @@ _NODES = (
 _POOL = ("devices", "processes", "device", "least")
 _PLACE = ("pool", "mesh", "backend", "offload")
 _ENGINE = ("pool", "mesh", "engine")
+_OTHER_USE = {"backend": "engine", "engine": "backend"}  # the word for the same in a place to train, to generate
 _PIPELINE = ("staleness", "order", "window", "publish", "chunks", "deadline", "copies", "restart", "hang")
 _RANGE = re.compile(r"^(\d+)(?:\s*-\s*(\d+))?$")
 _PLAIN = re.compile(r"^[A-Za-z_][A-Za-z0-9_.-]*$")
 
 
 def load(path: str | Path) -> Plan:
-    """Read a plan file. Raises PlanError with file, line and the nearest right word."""
+    """Read a plan file, or the shipped plan of that name where no file has it. Raises PlanError with file, line and the
+    nearest right word; UsageError where there is no file."""
+    if not str(path):
+        raise UsageError("The plan has an empty name.", fix="Name a YAML file or a shipped plan, or give none.")
     path = Path(path)
     if not path.exists():
-        beside = [p.name for p in path.parent.glob("*.yaml")] if path.parent.exists() else []
-        meant = near(path.name, beside)
-        raise PlanError(f"there is no plan {path}.", fix=f"Did you mean {path.parent / meant}?" if meant else None)
+        path = shipped.find_plan(str(path)) or _no_plan(path)
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise PlanError(f"the plan {path} cannot be read: {error}.", fix="Name a YAML file.") from None
     return read(text, str(path))
+
+
+def _no_plan(path: Path) -> NoReturn:
+    """Raise UsageError for a path that is no file, with the files and the shipped plans that it may mean."""
+    is_name = not path.suffix and len(path.parts) == 1
+    names = shipped.plan_names() if is_name else []
+    meant = near_file(path, "*.y*ml", names)
+    what = f"there is no plan {path}, and no shipped plan {path}." if is_name else f"there is no plan {path}."
+    fix = f"Did you mean {meant}?" if meant else "Name a YAML file" + (", or one of these." if is_name else ".")
+    raise UsageError(what, have=names or None, fix=fix)
 
 
 def read(text: str, file: str = "<plan>") -> Plan:
@@ -247,7 +260,9 @@ class _Reader:
         for key, value in node.value:
             name = self._text(key, "a name")
             if known is not None and name not in known:
-                fix = did_you_mean(name, known, "Take it out.")
+                other = _OTHER_USE.get(name)
+                swapped = f"Write {other}: {value.value}." if other in known and _kind(value) == "ScalarNode" else None
+                fix = swapped or did_you_mean(name, known, "Take it out.")
                 raise PlanError(f"{what} has no '{name}'.", at=self._at(key), have=known, fix=fix)
             if name in found:
                 raise self._error(key, f"{what} has '{name}' twice.", "Take one out.")

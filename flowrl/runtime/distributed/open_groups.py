@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from ...errors import FlowError, RankLost, WorkerError
+from ...errors import FlowError, ModelError, RankLost, WorkerError
 from ...graph.stand_ins.argument_trees import rebuild
 from ...graph.stand_ins.values import is_handle
 from ...graph.tracing.trace_records import HandleLike
@@ -107,7 +107,7 @@ class OpenGroups:
         except RankLost:
             raise
         except FlowError as error:
-            error.at = error.at or at
+            error.at = error.at or (self.declared[name].model_at if isinstance(error, ModelError) else at)
             raise
         except Exception as error:
             raise WorkerError(f"worker '{name}' could not be opened: {error}", at=at) from error

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
-from ...errors import FlowError, RankLost, WorkerError
+from ...errors import FlowError, ModelError, RankLost, WorkerError
 from ...graph.stand_ins.values import is_handle
 from ...graph.tracing.trace_records import HandleLike
 from ...lowering.deployment import Deployment, Deployments, WorkerSpec
@@ -268,7 +268,7 @@ class LocalExecutor:
             worker.open(opening)
             worker.check_kept()
         except FlowError as error:
-            error.at = error.at or declared.at
+            error.at = error.at or (declared.model_at if isinstance(error, ModelError) else declared.at)
             raise
         except Exception as error:
             raise WorkerError(

@@ -45,14 +45,16 @@ def _check_contents(out: Path, *, resume: bool, overwrite: bool, a_run: bool) ->
             raise UsageError(
                 f"--resume: {out} holds no run.", fix="Name the folder of a run with --out, or leave out --resume."
             )
+    elif there and not a_run:
+        resumes = "checkpoints" in there
+        what = f"{out} is not empty and {'has no run.json' if resumes else 'holds no run'}; it is left as it is."
+        raise UsageError(
+            what, fix=("Go on with --resume, or name" if resumes else "Name") + " another folder with --out."
+        )
     elif there and not overwrite:
         raise UsageError(
             f"{out} is not empty.",
             fix="Go on with --resume, start anew with --overwrite, or name another folder with --out.",
-        )
-    elif there and not a_run:
-        raise UsageError(
-            f"{out} is not empty and holds no run; it is left as it is.", fix="Name another folder with --out."
         )
 
 

@@ -44,7 +44,8 @@ def test_what_is_missing_is_told_with_what_installs_it(installed):
     assert found["ray"].fix == "pip install 'ray>=2.59' 'cloudpickle>=3'"
     assert found["fsdp2"].lacks == ("needs the runtime ray",) and found["fsdp2"].fix == found["ray"].fix
     assert found["hf"].lacks == () and found["packages"].lacks == ()
-    assert found["vllm"].fix.startswith("pip install 'vllm") and found["vllm"].fix.endswith("make vllm")
+    assert found["vllm"].fix == "make vllm, or in an environment of its own: pip install 'vllm<0.34,>=0.32'"
+    assert found["sglang"].fix == "make sglang, or in an environment of its own: pip install 'sglang==0.5.23'"
     assert found["megatron"].lacks == ("megatron-core is not installed", "needs the runtime ray")
     assert found["megatron"].fix == f"pip install 'megatron-core==0.16.1' && {found['ray'].fix}"
 

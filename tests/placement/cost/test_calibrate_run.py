@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from flowrl.errors import PlanError
+from flowrl.errors import PlanError, UsageError
 from flowrl.placement.cost.calibrate_run import calibrate
 from flowrl.placement.cost.calibrated_costs import Calibrated, Fit
 from flowrl.placement.cost.length_distribution import Lengths
@@ -135,7 +135,7 @@ def test_a_publish_inside_a_pool_costs_nothing(tmp_path):
 
 def test_runs_that_cannot_be_used(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(PlanError, match=r"run is no folder of a run: it has no timeline\.jsonl\."):
+    with pytest.raises(UsageError, match=r"run is no folder of a run: it has no timeline\.jsonl\."):
         calibrate("run")
     write(tmp_path, [])
     with pytest.raises(PlanError, match="has no calls to calibrate with"):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 import flowrl as fl
-from flowrl.errors import PlanError
+from flowrl.errors import PlanError, UsageError
 from flowrl.placement.cluster.cluster import Cluster
 from flowrl.placement.cluster.mesh import Mesh
 from flowrl.placement.cost.efficiency import Efficiency
@@ -59,7 +59,7 @@ def test_mistakes_in_a_file_are_told_with_their_line(tmp_path, text, said):
 
 
 def test_a_file_that_is_not_there_is_told(tmp_path):
-    with pytest.raises(PlanError, match="no file"):
+    with pytest.raises(UsageError, match="no file"):
         Efficiency.load(tmp_path / "none.yaml")
 
 

@@ -1,8 +1,10 @@
 """Costs from a file: what they mean, and each mistake with its line and the nearest word."""
 
+from pathlib import Path
+
 import pytest
 
-from flowrl.errors import PlanError
+from flowrl.errors import PlanError, UsageError
 from flowrl.placement.cost.calibrated_costs import Calibrated, Fit
 from flowrl.placement.cost.cost_model import Costs, Roofline, load_costs
 from flowrl.placement.cost.given_costs import GivenCosts
@@ -97,9 +99,13 @@ def test_a_name_that_the_program_does_not_call(load):
 
 def test_a_file_that_is_not_there(load):
     load(GOOD)
-    with pytest.raises(PlanError, match=r"there is no file of costs cost\.yaml\.") as caught:
+    with pytest.raises(UsageError, match=r"there is no file cost\.yaml\.") as caught:
         load_costs("cost.yaml")
     assert caught.value.fix == "Did you mean costs.yaml?"
+    Path("p_neg.yaml").write_text("{}")
+    with pytest.raises(UsageError) as caught:
+        load_costs("none.yaml")
+    assert caught.value.fix == "Name a YAML file."
     with pytest.raises(PlanError, match="cannot be read"):
         load_costs(".")
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowrl.errors import PlanError
+from flowrl.errors import PlanError, UsageError
 from flowrl.placement.backends import names_of
 from flowrl.placement.cluster.cluster import Cluster, Nodes
 from flowrl.placement.cluster.device_specs import KINDS
@@ -370,7 +370,7 @@ MISTAKES = [
         3,
         "actor.generate has no 'backend'.",
         "have engine, mesh, pool",
-        "fix  Take it out.",
+        "fix  Write engine: vllm.",
     ),
     (
         "pools:\n  b: {processes: 2, least: 3}\n",
@@ -827,11 +827,15 @@ def test_a_backend_that_is_not_there(load):
 
 def test_a_file_that_is_not_there(tmp_path):
     (tmp_path / "split.yaml").write_text(ONE_PROCESS)
-    with pytest.raises(PlanError) as found:
+    with pytest.raises(UsageError) as found:
         Plan.load(tmp_path / "splt.yaml")
     assert found.value.fix == f"Did you mean {tmp_path / 'split.yaml'}?"
-    with pytest.raises(PlanError, match="there is no plan"):
+    with pytest.raises(UsageError, match="there is no plan"):
         Plan.load(tmp_path / "nowhere" / "x.yaml")
+    (tmp_path / "p_neg.yaml").write_text(ONE_PROCESS)
+    with pytest.raises(UsageError) as found:
+        Plan.load(tmp_path / "nofile.yaml")
+    assert found.value.fix == "Name a YAML file.", "what the files share is their ending alone"
 
 
 def test_offload_is_kept_and_leaves_the_device_to_the_layers_at_work():

@@ -132,3 +132,16 @@ def test_a_file_is_no_folder(small, tmp_path):
         small.flow.run(out=tmp_path / "file", quiet=True)
     with pytest.raises(UsageError, match="cannot be the folder of a run"):
         small.flow.run(out=tmp_path / "file" / "below", quiet=True)
+
+
+def test_what_is_no_run_is_said_the_first_time(small, tmp_path):
+    (tmp_path / "mine").write_text("")
+    for overwrite in (False, True):
+        with pytest.raises(UsageError, match="is not empty and holds no run; it is left as it is") as error:
+            small.flow.run(out=tmp_path, quiet=True, overwrite=overwrite)
+        assert error.value.fix == "Name another folder with --out."
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(UsageError, match="has no run.json; it is left as it is") as error:
+        small.flow.run(out=tmp_path, quiet=True)
+    assert error.value.fix == "Go on with --resume, or name another folder with --out."
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints", "mine"]
