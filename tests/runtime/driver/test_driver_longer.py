@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from flows import events, metrics
 
 from flowrl.errors import ResumeError
 from flowrl.placement.plan.plan import Pipeline, Place, Plan
+from flowrl.runtime.driver.take_checkpoint import Checkpoints
 
 TWO_POOLS = {"a": "cpu", "b": "cpu"}
 AHEAD = Plan(TWO_POOLS, {"world": Place("b")}, pipeline=Pipeline(staleness=1))
@@ -132,6 +135,32 @@ def test_fewer_steps_than_are_done_are_refused_and_nothing_is_lost(small, tmp_pa
 def test_the_end_of_a_program_costs_one_checkpoint(small, tmp_path):
     run(small, tmp_path / "run", **steps(4))
     assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["000000"]
+
+
+@pytest.mark.parametrize(("plan", "runtime"), [(None, "eager"), (AHEAD, "local")])
+def test_a_checkpoint_that_is_due_after_the_last_step_is_that_of_the_end_too(small, tmp_path, plan, runtime):
+    run(small, tmp_path / "run", checkpoint_every=2, plan=plan, runtime=runtime, **steps(4))
+    manifests = [json.loads(p.read_text()) for p in sorted((tmp_path / "run" / "checkpoints").glob("*/manifest.json"))]
+    assert [(m["program"]["steps"], "ended" in m) for m in manifests] == [(2, False), (4, True)]
+
+
+def test_so_it_is_where_the_run_was_killed_between_the_two(small, tmp_path, monkeypatch):
+    whole = run(small, tmp_path / "whole", **steps(4))
+    take = Checkpoints.take
+
+    def killed(self, point):
+        if (tmp_path / "run" / "checkpoints" / "000001").exists():
+            raise KeyboardInterrupt
+        take(self, point)
+        self.wait()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "take", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run(small, tmp_path / "run", checkpoint_every=2, **steps(4))
+    again = run(small, tmp_path / "run", checkpoint_every=2, resume=True, **steps(4))
+    assert again.weights_digest == whole.weights_digest
+    assert sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir()) == ["000000", "000001"]
 
 
 @pytest.mark.parametrize("every", [1, 50])
