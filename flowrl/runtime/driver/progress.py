@@ -21,6 +21,7 @@ from ...schedule.report.figures import duration
 from ..values.step_records import Timing
 
 EVERY = 10.0  # seconds between lines where there is no terminal
+WINDOW = 20  # steps over which seconds and tokens per second are taken: of overlapping steps one may have milliseconds
 _NOT_SAID = ("step", "seconds", "tokens_per_second")  # of an evaluation
 #: What is shown first, by the last part of its name: ``loss`` is also ``actor/loss``.
 SHOWN = ("reward", "response_length", "tokens_per_second", "loss", "grad_norm", "kl")
@@ -55,7 +56,8 @@ class Progress:
         self._counting = threading.Lock()  # what steps have come to: the live display is drawn in a thread of its own
         self._program, self._steps, self._step = "", None, 0
         self._opening, self._opened = "", set[str]()
-        self._recent: deque[dict[str, Any]] = deque(maxlen=20)
+        self._recent: deque[dict[str, Any]] = deque(maxlen=WINDOW)  # since the last line that was said
+        self._paced: deque[dict[str, Any]] = deque(maxlen=WINDOW)  # also those that were said
         self._spent: dict[str, float] = defaultdict(float)
         self._calls: dict[str, int] = defaultdict(int)
         self._said = 0.0
@@ -92,6 +94,7 @@ class Progress:
         with self._counting:
             self._program, self._steps, self._step = program, steps, done
             self._recent.clear()
+            self._paced.clear()
             self._spent.clear()
             self._calls.clear()
         self._said = time.monotonic()
@@ -101,6 +104,7 @@ class Progress:
         with self._counting:
             self._step += 1
             self._recent.append(dict(line))
+            self._paced.append(dict(line))
             for timing in timings:
                 self._spent[timing.node] += timing.end - timing.start
                 self._calls[timing.node] += 1
@@ -121,7 +125,14 @@ class Progress:
         self.console.print(text, markup=False, highlight=False)
 
     def _mean(self, name: str) -> float | None:
-        """Over the steps that have a number of that name: an update of no rows has no ratio."""
+        """Over the steps that have a number of that name: an update of no rows has no ratio.
+
+        Tokens per second are those of the last steps together, by their seconds.
+        """
+        if name.rpartition("/")[2] == "tokens_per_second":
+            timed = [h for h in self._paced if name in h]
+            seconds = sum(h["seconds"] for h in timed)
+            return sum(h[name] * h["seconds"] for h in timed) / seconds if seconds else None
         values = [h[name] for h in self._recent if isinstance(h.get(name), (int, float)) and math.isfinite(h[name])]
         return sum(values) / len(values) if values else None
 
@@ -129,7 +140,7 @@ class Progress:
         if self._opening:
             return self._opening
         of = f"/{self._steps}" if self._steps else ""
-        seconds = self._mean("seconds") or 0.0
+        seconds = sum(h["seconds"] for h in self._paced) / max(1, len(self._paced))
         left = ""
         if self._steps and self._step < self._steps and self._recent:
             left = f"  {duration((self._steps - self._step) * seconds, most=99.5)} left"

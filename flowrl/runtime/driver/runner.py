@@ -63,9 +63,9 @@ class Runner:
             self._died = died_before(settings.out) if settings.resume else ""
             self._replay = read_replay(settings.out) if settings.resume else None
             record, self._damage = read_record(settings.out) if settings.resume else ({}, "")
-            self.recorder = Recorder(
-                settings.out, groups=settings.trajectories, every=settings.trajectories_every, record=record
-            )
+            staleness = executions[0].scheme.setup.staleness
+            groups, every = settings.trajectories, settings.trajectories_every
+            self.recorder = Recorder(settings.out, groups=groups, every=every, record=record, at_once=staleness + 1)
             self.journal = Journal(settings.out / "journal.jsonl", beside="journal*.jsonl", since=None)
         except BaseException:  # what lies there cannot be read; a process that lives on, such as a notebook's, lets go
             self._lock.release()
@@ -75,7 +75,6 @@ class Runner:
         self._notices = Notices(self.recorder, self.progress)
         self._replayed = False  # all that a replay was to do is done
         self._stop = Stop(self.progress.note)
-        staleness = executions[0].scheme.setup.staleness
         self._watches = MetricWatches(settings, self.recorder, self._notices, staleness)
         self._evaluations = Evaluations(
             settings.evaluations,

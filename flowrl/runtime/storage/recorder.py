@@ -24,7 +24,7 @@ from .digest_lines import begun_line, digest_lines
 from .disk import hexadecimal
 from .jsonl import Lines, part_checksum
 from .keep_tokenizer import keep_tokenizer
-from .metric_lines import metric_lines, publish_numbers
+from .metric_lines import Pace, metric_lines, pace_of, publish_numbers
 from .reward_curve import draw_curve
 from .run_record import last_records, records_within, write_record
 from .traffic import spread
@@ -39,8 +39,17 @@ _as_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 class Recorder:
     """The files of one run folder. Lines are written when a step commits, so they can be cut back to a checkpoint."""
 
-    def __init__(self, folder: Path, *, groups: int, every: int, record: Mapping[str, Any] | None = None) -> None:
-        """``record``: what run.json holds of a run that goes on. Nothing is written here."""
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        groups: int,
+        every: int,
+        record: Mapping[str, Any] | None = None,
+        at_once: int = 1,
+    ) -> None:
+        """``record``: what run.json holds of a run that goes on; ``at_once``: how many steps may be under way. Nothing
+        is written here."""
         self.folder, self.groups, self.every = folder, groups, every
         self.record: dict[str, Any] = dict(record or {})
         self._recording = threading.Lock()
@@ -53,6 +62,7 @@ class Recorder:
         self._kept: set[int] = set()  # steps whose rows are written down beside every so many
         self.tell: Callable[[str, Mapping[str, Any]], None] = lambda stream, line: None  # each line, as it is written
         self._last = time.perf_counter()
+        self._paces: deque[Pace] = deque(maxlen=at_once)  # of the last steps, since the clock was started
         age = time.time() - self.record["started"] if "started" in self.record else 0.0  # of a run that is continued
         self._zero = self._last - age
 
@@ -64,12 +74,14 @@ class Recorder:
     def restart_clock(self) -> None:
         """Leave what came before out of the next step's seconds."""
         self._last = time.perf_counter()
+        self._paces.clear()
 
     def commit(self, program: str, step: Step, tokenizer: Any, *, groups: int | None = None) -> list[dict[str, Any]]:
         """Write a step's lines; returns its lines of metrics. ``groups``: of whose rows; None goes by the step."""
         now = time.perf_counter()
         seconds, self._last = now - self._last, now
-        lines = metric_lines(program, step, seconds, Names(self._meanings.setdefault(program, {})))
+        self._paces.append(pace_of(step, seconds))
+        lines = metric_lines(program, step, Names(self._meanings.setdefault(program, {})), self._paces)
         for line in lines:
             self.write("metrics", line)
             self.latest[program].append(line)
