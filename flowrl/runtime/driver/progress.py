@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, TextIO, cast
@@ -23,7 +23,8 @@ from ..values.step_records import Timing
 EVERY = 10.0  # seconds between lines where there is no terminal
 WINDOW = 20  # steps over which seconds and tokens per second are taken: of overlapping steps one may have milliseconds
 _NOT_SAID = ("step", "seconds", "tokens_per_second")  # of an evaluation
-#: What is shown first, by the last part of its name: ``loss`` is also ``actor/loss``.
+#: What is shown first, after what a program logs by keyword; by the last part of its name: ``loss`` is also
+#: ``actor/loss``.
 SHOWN = ("reward", "response_length", "tokens_per_second", "loss", "grad_norm", "kl")
 
 
@@ -55,6 +56,7 @@ class Progress:
         self._live: Live | None = None
         self._counting = threading.Lock()  # what steps have come to: the live display is drawn in a thread of its own
         self._program, self._steps, self._step = "", None, 0
+        self._named: dict[str, None] = {}  # what the program has logged by keyword
         self._opening, self._opened = "", set[str]()
         self._recent: deque[dict[str, Any]] = deque(maxlen=WINDOW)  # since the last line that was said
         self._paced: deque[dict[str, Any]] = deque(maxlen=WINDOW)  # also those that were said
@@ -95,16 +97,18 @@ class Progress:
             self._program, self._steps, self._step = program, steps, done
             self._recent.clear()
             self._paced.clear()
+            self._named.clear()
             self._spent.clear()
             self._calls.clear()
         self._said = time.monotonic()
 
-    def step(self, line: Mapping[str, Any], timings: Sequence[Timing]) -> None:
-        """A step has committed."""
+    def step(self, line: Mapping[str, Any], timings: Sequence[Timing], *, named: Iterable[str] = ()) -> None:
+        """A step has committed. ``named``: the numbers of its line that the program has logged by keyword."""
         with self._counting:
             self._step += 1
             self._recent.append(dict(line))
             self._paced.append(dict(line))
+            self._named.update(dict.fromkeys(named))
             for timing in timings:
                 self._spent[timing.node] += timing.end - timing.start
                 self._calls[timing.node] += 1
@@ -147,8 +151,9 @@ class Progress:
         return f"{self._program} {self._step}{of}  {duration(seconds)}/step{left}"
 
     def _figures(self) -> list[tuple[str, str]]:
-        named = [n for h in list(self._recent)[-1:] for n in h if n not in ("program", "step", "seconds")]
-        order = sorted(named, key=_rank)
+        last = [n for h in list(self._recent)[-1:] for n in h if n not in ("program", "step", "seconds")]
+        names = dict.fromkeys([*self._named, *last])  # those of the program also where the last step has none
+        order = sorted(names, key=lambda name: (name not in self._named, _rank(name)))
         return [(n, f"{m:.4g}") for n in order if (m := self._mean(n)) is not None]
 
     def _say(self) -> None:

@@ -324,7 +324,7 @@ class Runner:
             self._replayed = True
         for settle in self._services.on_commit:
             settle(step.number)
-        self.progress.step(lines[-1], step.timings)
+        self.progress.step(lines[-1], step.timings, named=step.named())
 
     def _evaluate(self, name: str, done: int, calls: int) -> None:
         """Run a program between two steps, of which so many are done, and record what it came to."""
@@ -409,7 +409,8 @@ class Runner:
     def _end(self, status: str, digest: str | None) -> Outcome:
         out = self._out
         close_tracking(self._watches.tracking, status, self.recorder, self.progress.note)
-        self.recorder.curve()
+        if (text := self.recorder.curve()) and not self.settings.quiet:
+            self.progress.note(text)
         ledgers = self.recorder.ledgers
         self.recorder.run_record(status=status, ended=time.time(), ledger=ledgers, **self.executor.record())
         self.recorder.close()

@@ -25,7 +25,7 @@ from .disk import hexadecimal
 from .jsonl import Lines, part_checksum
 from .keep_tokenizer import keep_tokenizer
 from .metric_lines import Pace, metric_lines, pace_of, publish_numbers
-from .reward_curve import draw_curve
+from .reward_curve import NAME, NO_CURVE, draw_curve
 from .run_record import last_records, records_within, write_record
 from .traffic import spread
 
@@ -59,6 +59,7 @@ class Recorder:
         self.ledgers: dict[str, dict[str, Any]] = {}  # what became of rows, by program
         self._meanings: dict[str, dict[str, tuple[str, At]]] = {}  # of what was logged, by program and name
         self._kept_tokenizer: Any = None
+        self._rewarded = False  # whether rows had rewards
         self._kept: set[int] = set()  # steps whose rows are written down beside every so many
         self.tell: Callable[[str, Mapping[str, Any]], None] = lambda stream, line: None  # each line, as it is written
         self._last = time.perf_counter()
@@ -89,6 +90,7 @@ class Recorder:
         if step.ledger is not None:
             self.ledgers[program] = step.ledger
             self.write("ledger", {"program": program, "step": step.number, **step.ledger})
+        self._rewarded = self._rewarded or (step.rows is not None and "rewards" in step.rows.fields)
         count = self.sampled(step.number) if groups is None else groups
         if step.rows is not None and count:
             rows = step.recorded if step.recorded is not None else step.readable(first_groups(step.rows, count))
@@ -260,9 +262,12 @@ class Recorder:
         for file in self._files.values():
             file.close()
 
-    def curve(self) -> Path | None:
-        """Draw reward over steps to reward.png; None when nothing called reward was logged."""
-        return draw_curve(self.folder / "reward.png", self.metrics())
+    def curve(self) -> str:
+        """Draw reward over steps to reward.png. Returns what is to be said where there is none, though rows had rewards
+        and no program has logged a ``reward``; else an empty text."""
+        drawn = draw_curve(self.folder / "reward.png", self.metrics())
+        logged = any(NAME in line for lines in self.latest.values() for line in lines)
+        return NO_CURVE if drawn is None and self._rewarded and not logged else ""
 
 
 def first_groups(rows: Any, count: int) -> Any:
