@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ...errors import DiskError, ModelError, RankLost, Stalled
+from ...errors import DiskError, ModelError, RankLost, ResumeError, Stalled
 from ...graph.stand_ins import current_session as sessions
 from ...lowering.lower import Execution
 from ...workers.user_code.rows_in_progress import Notes
@@ -73,6 +73,7 @@ class Runner:
         self._labels = labels([execution.program for execution in executions])  # by which records tell them apart
         self.progress = Progress(quiet=settings.quiet)
         self._notices = Notices(self.recorder, self.progress)
+        self._status = ""  # that a run which is resumed had before
         self._replayed = False  # all that a replay was to do is done
         self._stop = Stop(self.progress.note)
         self._watches = MetricWatches(settings, self.recorder, self._notices, staleness)
@@ -185,7 +186,10 @@ class Runner:
             raise
         except BaseException as error:
             text = f"{type(error).__name__}: {error}"
-            self._last_words("failed", text, "failed", still=isinstance(error, Stalled))
+            if isinstance(error, ResumeError) and self._position.chosen is not None:  # nothing was done: it is refused
+                self._last_words("refused", text, self._status)
+            else:
+                self._last_words("failed", text, "failed", still=isinstance(error, Stalled))
             raise
         return self._end(status, digest)
 
@@ -199,8 +203,11 @@ class Runner:
                     self.recorder.event(kind, text)
                 finally:
                     close_tracking(self._watches.tracking, status, self.recorder, self.progress.note, patience=5.0)
-                self.recorder.run_record(status=status, ledger=self.recorder.ledgers)
-                self.recorder.curve()
+                if kind == "refused":
+                    self.recorder.run_record(status=status)
+                else:
+                    self.recorder.run_record(status=status, ledger=self.recorder.ledgers)
+                    self.recorder.curve()
         self._checkpoints.give_up()
         self.recorder.close()
         self.journal.close()
@@ -376,6 +383,7 @@ class Runner:
         settings, here = self.settings, origin(self.settings.script)
         asked = start_record(self.executions, self._labels, settings)
         if point is not None:
+            self._status = self.recorder.record.get("status", "")
             self.recorder.run_record(status="running")
             self._checkpoints.asked = asked
         else:

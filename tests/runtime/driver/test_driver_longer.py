@@ -119,16 +119,52 @@ def test_a_test_after_the_loop_is_made_again_with_the_final_weights(small, tmp_p
     assert events(tmp_path / "run", "warning") == []
 
 
-def test_fewer_steps_than_are_done_are_refused_and_nothing_is_lost(small, tmp_path):
-    whole = run(small, tmp_path / "whole", **steps(7))
-    run(small, tmp_path / "run", **steps(4))
+def files(out):
+    """What lies in a run folder, without who holds it and the rows that user code is at."""
+    passing = ("lock", "user_code")
+    paths = [p for p in out.rglob("*") if p.is_file() and not any(word in p.name for word in passing)]
+    return {p.relative_to(out): p.read_bytes() for p in paths}
+
+
+def refused(small, out, count, program="train", **more):
     with pytest.raises(ResumeError) as raised:
-        run(small, tmp_path / "run", resume=True, **steps(2))
-    assert raised.value.report() == (
+        run(small, out, program, resume=True, **steps(count, program), **more)
+    return raised.value.report()
+
+
+@pytest.mark.parametrize(("plan", "runtime"), [(None, "eager"), (AHEAD, "local")])
+def test_fewer_steps_than_are_done_are_refused_before_anything_is_opened(small, tmp_path, monkeypatch, plan, runtime):
+    whole = run(small, tmp_path / "whole", plan=plan, runtime=runtime, **steps(7))
+    run(small, tmp_path / "run", plan=plan, runtime=runtime, **steps(4))
+    before = files(tmp_path / "run")
+    with monkeypatch.context() as patch:
+        patch.setattr(small.Counter, "open", lambda self, opening: pytest.fail("a worker was opened"), raising=False)
+        assert refused(small, tmp_path / "run", 2, plan=plan, runtime=runtime) == (
+            "ResumeError: 'train' was asked to go on with 2 steps, and the run has done 4.\n"
+            "  fix  Give it steps=4 or more, or leave it as it was."
+        )
+    assert files(tmp_path / "run") == before
+    again = run(small, tmp_path / "run", plan=plan, runtime=runtime, resume=True, **steps(7))
+    assert again.weights_digest == whole.weights_digest
+
+
+@pytest.mark.parametrize(("plan", "runtime"), [(None, "eager"), (AHEAD, "local")])
+def test_where_that_is_known_late_nothing_is_recorded(small, tmp_path, monkeypatch, plan, runtime):
+    """Nobody knows from the code how many steps the program does."""
+    how = {"plan": plan, "runtime": runtime}
+    whole = run(small, tmp_path / "whole", **how, **steps(7))
+    run(small, tmp_path / "run", **how, **steps(4))
+    before = files(tmp_path / "run")
+    monkeypatch.setattr("flowrl.runtime.storage.changes_since_start.steps_of_only_loop", lambda fn: None)
+    assert refused(small, tmp_path / "run", 2, **how) == (
         "ResumeError: 'train' ended after 2 steps; the run has done 4.\n"
         "  fix  Give it at least the steps that are done."
     )
-    again = run(small, tmp_path / "run", resume=True, **steps(7))
+    after = files(tmp_path / "run")
+    changed = {str(path) for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
+    assert changed == {"events.jsonl"}
+    assert [event["kind"] for event in events(tmp_path / "run", "refused")] == ["refused"]
+    again = run(small, tmp_path / "run", **how, resume=True, **steps(7))
     assert again.weights_digest == whole.weights_digest
 
 
