@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from ..backends import open_engine
-from ..errors import UsageError
+from ..errors import UsageError, shown
 from ..placement.backends import REFERENCE
 from ..runtime.driver.monitoring.gap_alarm import MEAN
 from ..runtime.storage.checkpoints import checkpoint_folder as checkpoint
 from ..runtime.storage.checkpoints.state_files import StateFiles, read_record
+from ..runtime.storage.run_record import read_record as read_run_record
 from ..runtime.storage.run_record import records_within
 from ..workers.actor import Actor
 from ..workers.tokens.kept_cache import versions_begun_with
@@ -176,13 +177,44 @@ def _chosen(
         there = sorted(points.keys() & set(line["versions"]))
         if there and (step is None or line["step"] == step):
             return line["program"], line["step"], there[-1], points[there[-1]]
+    raise _no_such_rows(run, lines, points, step)
+
+
+def _no_such_rows(
+    run: Path, lines: Sequence[Mapping[str, Any]], points: Mapping[int, Path], step: int | None
+) -> UsageError:
+    """The error for rows whose weights no checkpoint has, with the steps that can be asked for or how to have one."""
+    there = " and ".join(map(str, sorted(points)))
+    can = sorted({line["step"] for line in lines if points.keys() & set(line["versions"])})
     have = sorted({v for line in lines if step is None or line["step"] == step for v in line["versions"]})
     which = f"step {step}" if step is not None else "the steps that are kept"
-    raise UsageError(
-        f"the rows of {which} were sampled with version {', '.join(map(str, have)) or '?'} of the weights, and the "
-        f"checkpoints in {run} have version {' and '.join(map(str, sorted(points)))}.",
-        fix="Name the step after a checkpoint, --step K; with --trajectories-every 1 the rows of every step are kept.",
+    if have:
+        versions = f"version {', '.join(map(str, have))}" if len(have) < 6 else f"versions {have[0]} to {have[-1]}"
+        what = f"the rows of {which} were sampled with {versions} of the weights"
+    else:
+        what = f"the rows of {which} were not kept"
+    what += f", and the checkpoints in {run} have version {there}"
+    if can:
+        steps = ", ".join(map(str, can))
+        return UsageError(
+            f"{what}. Rows and weights are there of step{'s' if len(can) > 1 else ''} {steps}.",
+            fix=f"Ask for {'one of those' if len(can) > 1 else 'it'}: --step {can[-1]}, or leave out --step.",
+        )
+    return UsageError(
+        f"{what}. There is no step of which both are there.",
+        fix="Make the run longer: the step after its last checkpoint samples with the weights that this one has. "
+        + _made_longer(run),
     )
+
+
+def _made_longer(run: Path) -> str:
+    """The command that does one step more than a run has done, and keeps its rows."""
+    record = read_run_record(run)[0]
+    parameters: Mapping[str, Any] = (record.get("parameters") or [{}])[-1]
+    steps = parameters.get("steps")
+    more = str(steps + 1) if isinstance(steps, int) else "MORE"
+    script = shown(str(record.get("script", "SCRIPT")))
+    return f"flowrl run {script} --out {shown(str(run))} --resume --steps {more} --trajectories-every 1"
 
 
 def _rate(run: Path, program: str, name: str, step: int) -> float | None:

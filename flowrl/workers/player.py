@@ -273,7 +273,8 @@ class Player(Worker):
         if row is None:
             info, title = game.rows.call or CallInfo(), f"{self.name or type(self).__name__}.{name}"
             code = self._known(name)[1]
-            row = game.told[i, name] = Row(info.program, info.step, title, game.rows.keys[i], code)
+            key, timeout = game.rows.keys[i], self.timeout
+            row = game.told[i, name] = Row(info.program, info.step, title, key, code, timeout=timeout)
         return row
 
     def _known(self, name: str) -> tuple[Callable[..., Any], str, bool]:

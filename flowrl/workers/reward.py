@@ -286,10 +286,10 @@ class FunctionReward(Worker):
 
     def _rows(self, batch: Batch) -> list[Row]:
         """The rows of a batch as notes name them."""
-        call, title, code = batch.call or CallInfo(), self._title, self._code
+        call, title, code, timeout = batch.call or CallInfo(), self._title, self._code, self.timeout
         texts = batch["prompt"].to_list() if "prompt" in batch.fields else [""] * len(batch)
         return [
-            Row(call.program, call.step, title, key, code, text if isinstance(text, str) else "")
+            Row(call.program, call.step, title, key, code, text if isinstance(text, str) else "", timeout=timeout)
             for key, text in zip(batch.keys, texts, strict=True)
         ]
 

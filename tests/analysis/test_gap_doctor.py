@@ -437,11 +437,33 @@ def test_a_gap_of_another_kind_has_no_cause(tmp_path):
 
 def test_rows_whose_weights_are_gone_are_refused(tmp_path):
     flow = ran(tmp_path / "run")
-    with pytest.raises(UsageError, match=r"step 1 were sampled with version 1 of the weights, .* version 3 and 4"):
+    with pytest.raises(UsageError) as raised:
         diagnose(tmp_path / "run", flow.handles, step=1)
+    assert raised.value.what == (
+        f"the rows of step 1 were sampled with version 1 of the weights, and the checkpoints in {tmp_path / 'run'} "
+        "have version 3 and 4. Rows and weights are there of step 3."
+    )
+    assert raised.value.fix == "Ask for it: --step 3, or leave out --step."
+    with pytest.raises(UsageError, match=r"the rows of step 7 were not kept, and .* there of step 3"):
+        diagnose(tmp_path / "run", flow.handles, step=7)
     (tmp_path / "run" / "trajectories.jsonl").unlink()
     with pytest.raises(UsageError, match="has no rows that an actor has sampled"):
         diagnose(tmp_path / "run", flow.handles)
+
+
+def test_a_run_whose_last_step_had_a_checkpoint_has_rows_of_the_one_before(tmp_path):
+    """The steps are a multiple of those between checkpoints, as with 50 by default: the two are of different steps."""
+    flow = ran(tmp_path / "run", checkpoint_every=2)
+    assert diagnose(tmp_path / "run", flow.handles).step == 2
+
+
+def test_where_no_step_can_be_asked_for_it_says_how_to_have_one(tmp_path):
+    flow = ran(tmp_path / "run", checkpoint_every=50)
+    with pytest.raises(UsageError, match="have version 4. There is no step of which both are there") as raised:
+        diagnose(tmp_path / "run", flow.handles)
+    assert raised.value.fix is not None and "--resume --steps 5 --trajectories-every 1" in raised.value.fix
+    again = ran(tmp_path / "run", resume=True, steps=5)
+    assert diagnose(tmp_path / "run", again.handles).step == 4, "it is as the error says"
 
 
 DRIVER = """

@@ -32,6 +32,25 @@ def lengths(program: Callable[..., Any]) -> dict[str, At | None]:
     return found
 
 
+def steps_of_only_loop(program: Callable[..., Any]) -> str | None:
+    """The parameter that is the number of steps of a program's only loop over steps; None where there is no such.
+
+    ``"steps"`` for a program with ``for step, batch in flow.steps(source, steps)`` and no other call of ``steps``, that
+    gives the name no other value.
+    """
+    node = definition(program)
+    if node is None:
+        return None
+    nodes = list(ast.walk(node))
+    asked = [n for n in nodes if isinstance(n, ast.Attribute) and n.attr == "steps"]
+    bounds = [bound for loop in _outermost(node) if _is_over_steps(loop.iter) for bound in _bounds(loop.iter)]
+    if len(asked) != 1 or len(bounds) != 1 or not isinstance(bounds[0], ast.Name):
+        return None
+    name = bounds[0].id
+    changed = any(isinstance(n, ast.Name) and n.id == name and not isinstance(n.ctx, ast.Load) for n in nodes)
+    return name if name in inspect.signature(program).parameters and not changed else None
+
+
 def definition(program: Callable[..., Any]) -> ast.FunctionDef | None:
     """The function as it is written; None where its text is not at hand."""
     try:
@@ -53,6 +72,11 @@ def _bounds(iterated: ast.expr) -> list[ast.expr]:
     """Return the expressions that say how often ``flow.steps(source, n)`` or ``range(n)`` goes round."""
     if not isinstance(iterated, ast.Call):
         return []
-    if isinstance(iterated.func, ast.Attribute) and iterated.func.attr == "steps":
+    if _is_over_steps(iterated):
         return [*iterated.args[1:], *(k.value for k in iterated.keywords if k.arg == "steps")]
     return iterated.args if isinstance(iterated.func, ast.Name) and iterated.func.id == "range" else []
+
+
+def _is_over_steps(iterated: ast.expr) -> bool:
+    called = iterated.func if isinstance(iterated, ast.Call) else None
+    return isinstance(called, ast.Attribute) and called.attr == "steps"

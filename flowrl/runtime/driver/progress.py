@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, TextIO, cast
@@ -21,8 +21,10 @@ from ...schedule.report.figures import duration
 from ..values.step_records import Timing
 
 EVERY = 10.0  # seconds between lines where there is no terminal
+WINDOW = 20  # steps over which seconds and tokens per second are taken: of overlapping steps one may have milliseconds
 _NOT_SAID = ("step", "seconds", "tokens_per_second")  # of an evaluation
-#: What is shown first, by the last part of its name: ``loss`` is also ``actor/loss``.
+#: What is shown first, after what a program logs by keyword; by the last part of its name: ``loss`` is also
+#: ``actor/loss``.
 SHOWN = ("reward", "response_length", "tokens_per_second", "loss", "grad_norm", "kl")
 
 
@@ -54,8 +56,10 @@ class Progress:
         self._live: Live | None = None
         self._counting = threading.Lock()  # what steps have come to: the live display is drawn in a thread of its own
         self._program, self._steps, self._step = "", None, 0
+        self._named: dict[str, None] = {}  # what the program has logged by keyword
         self._opening, self._opened = "", set[str]()
-        self._recent: deque[dict[str, Any]] = deque(maxlen=20)
+        self._recent: deque[dict[str, Any]] = deque(maxlen=WINDOW)  # since the last line that was said
+        self._paced: deque[dict[str, Any]] = deque(maxlen=WINDOW)  # also those that were said
         self._spent: dict[str, float] = defaultdict(float)
         self._calls: dict[str, int] = defaultdict(int)
         self._said = 0.0
@@ -92,15 +96,19 @@ class Progress:
         with self._counting:
             self._program, self._steps, self._step = program, steps, done
             self._recent.clear()
+            self._paced.clear()
+            self._named.clear()
             self._spent.clear()
             self._calls.clear()
         self._said = time.monotonic()
 
-    def step(self, line: Mapping[str, Any], timings: Sequence[Timing]) -> None:
-        """A step has committed."""
+    def step(self, line: Mapping[str, Any], timings: Sequence[Timing], *, named: Iterable[str] = ()) -> None:
+        """A step has committed. ``named``: the numbers of its line that the program has logged by keyword."""
         with self._counting:
             self._step += 1
             self._recent.append(dict(line))
+            self._paced.append(dict(line))
+            self._named.update(dict.fromkeys(named))
             for timing in timings:
                 self._spent[timing.node] += timing.end - timing.start
                 self._calls[timing.node] += 1
@@ -121,7 +129,14 @@ class Progress:
         self.console.print(text, markup=False, highlight=False)
 
     def _mean(self, name: str) -> float | None:
-        """Over the steps that have a number of that name: an update of no rows has no ratio."""
+        """Over the steps that have a number of that name: an update of no rows has no ratio.
+
+        Tokens per second are those of the last steps together, by their seconds.
+        """
+        if name.rpartition("/")[2] == "tokens_per_second":
+            timed = [h for h in self._paced if name in h]
+            seconds = sum(h["seconds"] for h in timed)
+            return sum(h[name] * h["seconds"] for h in timed) / seconds if seconds else None
         values = [h[name] for h in self._recent if isinstance(h.get(name), (int, float)) and math.isfinite(h[name])]
         return sum(values) / len(values) if values else None
 
@@ -129,15 +144,16 @@ class Progress:
         if self._opening:
             return self._opening
         of = f"/{self._steps}" if self._steps else ""
-        seconds = self._mean("seconds") or 0.0
+        seconds = sum(h["seconds"] for h in self._paced) / max(1, len(self._paced))
         left = ""
         if self._steps and self._step < self._steps and self._recent:
             left = f"  {duration((self._steps - self._step) * seconds, most=99.5)} left"
         return f"{self._program} {self._step}{of}  {duration(seconds)}/step{left}"
 
     def _figures(self) -> list[tuple[str, str]]:
-        named = [n for h in list(self._recent)[-1:] for n in h if n not in ("program", "step", "seconds")]
-        order = sorted(named, key=_rank)
+        last = [n for h in list(self._recent)[-1:] for n in h if n not in ("program", "step", "seconds")]
+        names = dict.fromkeys([*self._named, *last])  # those of the program also where the last step has none
+        order = sorted(names, key=lambda name: (name not in self._named, _rank(name)))
         return [(n, f"{m:.4g}") for n in order if (m := self._mean(n)) is not None]
 
     def _say(self) -> None:

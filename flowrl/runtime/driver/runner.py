@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ...errors import DiskError, ModelError, RankLost, Stalled
+from ...errors import DiskError, ModelError, RankLost, ResumeError, Stalled
 from ...graph.stand_ins import current_session as sessions
 from ...lowering.lower import Execution
 from ...workers.user_code.rows_in_progress import Notes
@@ -63,9 +63,9 @@ class Runner:
             self._died = died_before(settings.out) if settings.resume else ""
             self._replay = read_replay(settings.out) if settings.resume else None
             record, self._damage = read_record(settings.out) if settings.resume else ({}, "")
-            self.recorder = Recorder(
-                settings.out, groups=settings.trajectories, every=settings.trajectories_every, record=record
-            )
+            staleness = executions[0].scheme.setup.staleness
+            groups, every = settings.trajectories, settings.trajectories_every
+            self.recorder = Recorder(settings.out, groups=groups, every=every, record=record, at_once=staleness + 1)
             self.journal = Journal(settings.out / "journal.jsonl", beside="journal*.jsonl", since=None)
         except BaseException:  # what lies there cannot be read; a process that lives on, such as a notebook's, lets go
             self._lock.release()
@@ -73,9 +73,9 @@ class Runner:
         self._labels = labels([execution.program for execution in executions])  # by which records tell them apart
         self.progress = Progress(quiet=settings.quiet)
         self._notices = Notices(self.recorder, self.progress)
+        self._status = ""  # that a run which is resumed had before
         self._replayed = False  # all that a replay was to do is done
         self._stop = Stop(self.progress.note)
-        staleness = executions[0].scheme.setup.staleness
         self._watches = MetricWatches(settings, self.recorder, self._notices, staleness)
         self._evaluations = Evaluations(
             settings.evaluations,
@@ -186,7 +186,10 @@ class Runner:
             raise
         except BaseException as error:
             text = f"{type(error).__name__}: {error}"
-            self._last_words("failed", text, "failed", still=isinstance(error, Stalled))
+            if isinstance(error, ResumeError) and self._position.chosen is not None:  # nothing was done: it is refused
+                self._last_words("refused", text, self._status)
+            else:
+                self._last_words("failed", text, "failed", still=isinstance(error, Stalled))
             raise
         return self._end(status, digest)
 
@@ -200,8 +203,11 @@ class Runner:
                     self.recorder.event(kind, text)
                 finally:
                     close_tracking(self._watches.tracking, status, self.recorder, self.progress.note, patience=5.0)
-                self.recorder.run_record(status=status, ledger=self.recorder.ledgers)
-                self.recorder.curve()
+                if kind == "refused":
+                    self.recorder.run_record(status=status)
+                else:
+                    self.recorder.run_record(status=status, ledger=self.recorder.ledgers)
+                    self.recorder.curve()
         self._checkpoints.give_up()
         self.recorder.close()
         self.journal.close()
@@ -325,7 +331,7 @@ class Runner:
             self._replayed = True
         for settle in self._services.on_commit:
             settle(step.number)
-        self.progress.step(lines[-1], step.timings)
+        self.progress.step(lines[-1], step.timings, named=step.named())
 
     def _evaluate(self, name: str, done: int, calls: int) -> None:
         """Run a program between two steps, of which so many are done, and record what it came to."""
@@ -377,6 +383,7 @@ class Runner:
         settings, here = self.settings, origin(self.settings.script)
         asked = start_record(self.executions, self._labels, settings)
         if point is not None:
+            self._status = self.recorder.record.get("status", "")
             self.recorder.run_record(status="running")
             self._checkpoints.asked = asked
         else:
@@ -410,7 +417,8 @@ class Runner:
     def _end(self, status: str, digest: str | None) -> Outcome:
         out = self._out
         close_tracking(self._watches.tracking, status, self.recorder, self.progress.note)
-        self.recorder.curve()
+        if (text := self.recorder.curve()) and not self.settings.quiet:
+            self.progress.note(text)
         ledgers = self.recorder.ledgers
         self.recorder.run_record(status=status, ended=time.time(), ledger=ledgers, **self.executor.record())
         self.recorder.close()

@@ -162,20 +162,20 @@ class Running:
 
     def finish(self) -> bool:
         """The program has returned: wait for all of it. Returns whether there is a checkpoint from which it could be
-        made longer."""
+        made longer. Raises ResumeError, before anything is recorded, where it did less than the run has done."""
         if self._open_step is not None:
             self._close()
+        if self.resume is not None and self.issued.replaying:
+            raise ResumeError(
+                f"'{self.program}' ended after {self._opened} steps; the run has done {self.resume.steps}.",
+                fix="Give it at least the steps that are done.",
+            )
         if self._loop_end is not None:
             self._settle()
             self._evaluate(ended=True)
             self.hooks.checkpoint(self._loop_end)
         self.dispatcher.tell(Ended())
         self._settle()
-        if self.resume is not None and self.issued.replaying:
-            raise ResumeError(
-                f"'{self.program}' ended after {self._opened} steps; the run has done {self.resume.steps}.",
-                fix="Give it at least the steps that are done.",
-            )
         self._record_outside()
         self._evaluate(ended=True)
         return self._loop_end is not None

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...errors import RankLost
-from ..executor import Executor
+from ..executor import Executor, open_copies
 from ..storage.checkpoints import checkpoint_folder as checkpoint
 from ..storage.checkpoints.background_writer import CheckpointWriter
 from ..storage.disk import size
@@ -49,7 +49,11 @@ class Checkpoints:
         return self.overdue or (step + 1) % self._settings.checkpoint_every == 0
 
     def take(self, point: Point) -> None:
-        """Keep all that the rest of the run depends on, in one piece: copied here, and written meanwhile."""
+        """Keep all that the rest of the run depends on, in one piece: copied here, and written meanwhile.
+
+        Where the newest checkpoint has the same state, as at the end of a loop whose last step had one, only what else
+        is known by now is written into it.
+        """
         if self.none:
             return
         self._check()
@@ -66,6 +70,8 @@ class Checkpoints:
         }
         if (score := self._watches.score.take()) is not None:
             manifest["best"] = score
+        if not self.overdue and self._is_written_again(manifest, point):
+            return self._note_written()
 
         def capture(after: int) -> checkpoint.Begun:
             return self._executor.capture(self._folder, manifest, point.live, after=after)
@@ -79,6 +85,12 @@ class Checkpoints:
             self._warn(
                 f"steps wait until checkpoints are written: a copy of the state lacks {size(lacking)} of host memory"
             )
+
+    def _is_written_again(self, manifest: Mapping[str, Any], point: Point) -> bool:
+        """Whether the newest checkpoint has this state, and now also says what this manifest says."""
+        keep, best = self._settings.keep_last, bool(self._settings.keep_best)
+        workers = open_copies(self._executor)
+        return checkpoint.write_again(self._folder, manifest, workers, point.live, keep=keep, keep_best=best)
 
     def end_program(self) -> None:
         """The last checkpoint is that of the end of a loop: mark in it that the program has ended."""

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import At, ResumeError, shown
+from ...graph.script.length_parameters import steps_of_only_loop
 from ...lowering.lower import Execution
 from ..values.values_in_records import ADDRESS, spelled
+from .checkpoints import checkpoint_folder as checkpoint
 from .checkpoints.choose_checkpoint import Chosen, load_answers, made_longer, newest_whole
 from .checkpoints.left_behind import LeftBehind
 from .journal import Journal
@@ -73,6 +75,8 @@ def find_continuation(
     begun = manifest["stage"] - (manifest["program"] is None) if manifest is not None else 0  # the last that has
     changes = [*_compare(before, inputs, stages, begun), *_moved(record, inputs)]
     _refuse(out, [c for c in changes if c.another], allow_changed)
+    if chosen.folder is not None:
+        _check_done(chosen.folder, stages[begun])
     notes = [] if "code" in before else [OLDER]
     notes += [
         f"'{stages[begun].program}' is made longer, and line {at.line} uses {name} too: the steps that are done were "
@@ -196,6 +200,22 @@ def _check_steps(before: Mapping[str, Any], stage: Execution) -> None:
         raise ResumeError(
             f"'{stage.program}' has ended with {had} steps, and was asked to go on with {asked}.",
             fix="Give it at least the steps that are done.",
+        )
+
+
+def _check_done(folder: Path, stage: Execution) -> None:
+    """Raise ResumeError where the loop of a program is asked for fewer steps than it has done, as far as that is known
+    from its code and from its checkpoint: before a model is opened."""
+    name, program = steps_of_only_loop(stage.fn), checkpoint.load_manifest(folder, reopened=True)["program"]
+    asked = stage.parameters.get(name) if name is not None else None
+    loops = ((program or {}).get("variables") or {}).get("loops", [])
+    if not isinstance(asked, int) or len(loops) != 1:
+        return
+    done = (loops[0].get("end") or loops[0]["head"])["step"]
+    if asked < done:
+        raise ResumeError(
+            f"'{stage.program}' was asked to go on with {asked} steps, and the run has done {done}.",
+            fix=f"Give it {name}={done} or more, or leave it as it was.",
         )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ...batch import Column
@@ -17,15 +18,33 @@ SOURCES = 50  # whose rewards are told apart
 BESIDE_REFERENCE = ("response_mask", "rollout_logprobs", "ref_logprobs")
 
 
-def metric_lines(program: str, step: Step, seconds: float, names: Names) -> list[dict[str, Any]]:
-    """Return a line for each number of a step that was logged, of so many seconds together.
+@dataclass(frozen=True)
+class Pace:
+    """What a step came to by the clock: ``Pace(2.5, {"": 640})``.
 
-    ``names``: what was logged under them so far. Raises ProgramError where two numbers have one name.
+    ``seconds`` are those between its commit and the one before; ``tokens`` its response tokens, by the call that
+    sampled them, as :attr:`Step.sampled` has them.
+    """
+
+    seconds: float
+    tokens: Mapping[str, int]
+
+
+def pace_of(step: Step, seconds: float) -> Pace:
+    """Return what a step came to that committed so many seconds after the one before."""
+    return Pace(seconds, {name: tokens for name, (tokens, _) in step.sampled.items()})
+
+
+def metric_lines(program: str, step: Step, names: Names, paces: Sequence[Pace]) -> list[dict[str, Any]]:
+    """Return a line for each number of a step that was logged.
+
+    ``names``: what was logged under them so far. ``paces``: of the steps over which tokens per second are taken, the
+    last of them of this step. Raises ProgramError where two numbers have one name.
     """
     lines = _numbers(program, step, names)
     for line in lines:
-        line["seconds"] = round(seconds / len(lines), 6)
-        _add_lengths(line, step, seconds)
+        line["seconds"] = round(paces[-1].seconds / len(lines), 6)
+        _add_lengths(line, step, paces)
     line = lines[-1]
     _add_gaps(line, step.gaps)
     _add_measures(line, step.updates)
@@ -56,8 +75,13 @@ def _numbers(program: str, step: Step, names: Names) -> list[dict[str, Any]]:
     return list(lines.values()) or [{"program": program, "step": step.number}]
 
 
-def _add_lengths(line: dict[str, Any], step: Step, seconds: float) -> None:
-    """Add how long the responses of a step are, by the call that sampled them, and how fast they came."""
+def _add_lengths(line: dict[str, Any], step: Step, paces: Sequence[Pace]) -> None:
+    """Add how long the responses of a step are, by the call that sampled them, and how fast they came.
+
+    Of steps that overlap one may commit milliseconds after another. So tokens per second are those of as many steps as
+    overlap, by their seconds: a step begins no earlier than the commit before the first of them.
+    """
+    seconds = sum(pace.seconds for pace in paces)
     for name, (tokens, responses) in step.sampled.items():
         if not tokens:
             continue
@@ -67,7 +91,8 @@ def _add_lengths(line: dict[str, Any], step: Step, seconds: float) -> None:
             line[f"{before}response_length_{part}"] = length
         if name in step.cut_off:
             line[f"{before}response_truncated"] = step.cut_off[name] / responses
-        line[f"{before}tokens_per_second"] = round(tokens / max(seconds, 1e-9), 1)
+        together = sum(pace.tokens.get(name, 0) for pace in paces)
+        line[f"{before}tokens_per_second"] = round(together / max(seconds, 1e-9), 1)
 
 
 def publish_numbers(told: Published) -> dict[str, float]:

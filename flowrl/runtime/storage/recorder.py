@@ -24,8 +24,8 @@ from .digest_lines import begun_line, digest_lines
 from .disk import hexadecimal
 from .jsonl import Lines, part_checksum
 from .keep_tokenizer import keep_tokenizer
-from .metric_lines import metric_lines, publish_numbers
-from .reward_curve import draw_curve
+from .metric_lines import Pace, metric_lines, pace_of, publish_numbers
+from .reward_curve import NAME, NO_CURVE, draw_curve
 from .run_record import last_records, records_within, write_record
 from .traffic import spread
 
@@ -39,8 +39,17 @@ _as_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 class Recorder:
     """The files of one run folder. Lines are written when a step commits, so they can be cut back to a checkpoint."""
 
-    def __init__(self, folder: Path, *, groups: int, every: int, record: Mapping[str, Any] | None = None) -> None:
-        """``record``: what run.json holds of a run that goes on. Nothing is written here."""
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        groups: int,
+        every: int,
+        record: Mapping[str, Any] | None = None,
+        at_once: int = 1,
+    ) -> None:
+        """``record``: what run.json holds of a run that goes on; ``at_once``: how many steps may be under way. Nothing
+        is written here."""
         self.folder, self.groups, self.every = folder, groups, every
         self.record: dict[str, Any] = dict(record or {})
         self._recording = threading.Lock()
@@ -50,9 +59,11 @@ class Recorder:
         self.ledgers: dict[str, dict[str, Any]] = {}  # what became of rows, by program
         self._meanings: dict[str, dict[str, tuple[str, At]]] = {}  # of what was logged, by program and name
         self._kept_tokenizer: Any = None
+        self._rewarded = False  # whether rows had rewards
         self._kept: set[int] = set()  # steps whose rows are written down beside every so many
         self.tell: Callable[[str, Mapping[str, Any]], None] = lambda stream, line: None  # each line, as it is written
         self._last = time.perf_counter()
+        self._paces: deque[Pace] = deque(maxlen=at_once)  # of the last steps, since the clock was started
         age = time.time() - self.record["started"] if "started" in self.record else 0.0  # of a run that is continued
         self._zero = self._last - age
 
@@ -64,12 +75,14 @@ class Recorder:
     def restart_clock(self) -> None:
         """Leave what came before out of the next step's seconds."""
         self._last = time.perf_counter()
+        self._paces.clear()
 
     def commit(self, program: str, step: Step, tokenizer: Any, *, groups: int | None = None) -> list[dict[str, Any]]:
         """Write a step's lines; returns its lines of metrics. ``groups``: of whose rows; None goes by the step."""
         now = time.perf_counter()
         seconds, self._last = now - self._last, now
-        lines = metric_lines(program, step, seconds, Names(self._meanings.setdefault(program, {})))
+        self._paces.append(pace_of(step, seconds))
+        lines = metric_lines(program, step, Names(self._meanings.setdefault(program, {})), self._paces)
         for line in lines:
             self.write("metrics", line)
             self.latest[program].append(line)
@@ -77,6 +90,7 @@ class Recorder:
         if step.ledger is not None:
             self.ledgers[program] = step.ledger
             self.write("ledger", {"program": program, "step": step.number, **step.ledger})
+        self._rewarded = self._rewarded or (step.rows is not None and "rewards" in step.rows.fields)
         count = self.sampled(step.number) if groups is None else groups
         if step.rows is not None and count:
             rows = step.recorded if step.recorded is not None else step.readable(first_groups(step.rows, count))
@@ -248,9 +262,12 @@ class Recorder:
         for file in self._files.values():
             file.close()
 
-    def curve(self) -> Path | None:
-        """Draw reward over steps to reward.png; None when nothing called reward was logged."""
-        return draw_curve(self.folder / "reward.png", self.metrics())
+    def curve(self) -> str:
+        """Draw reward over steps to reward.png. Returns what is to be said where there is none, though rows had rewards
+        and no program has logged a ``reward``; else an empty text."""
+        drawn = draw_curve(self.folder / "reward.png", self.metrics())
+        logged = any(NAME in line for lines in self.latest.values() for line in lines)
+        return NO_CURVE if drawn is None and self._rewarded and not logged else ""
 
 
 def first_groups(rows: Any, count: int) -> Any:

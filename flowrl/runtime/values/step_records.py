@@ -170,6 +170,10 @@ class Step:
     taken: dict[int, Any] = field(default_factory=dict[int, Any])
     readable: Callable[[Any], Any] = lambda value: value  # brings rows that lie on ranks here
 
+    def named(self) -> list[str]:
+        """Return the names of the numbers that the program has logged by keyword: ``flow.log(step, right=...)``."""
+        return [item.name for _, values in self.logs for item in values if item.name and not item.is_metrics]
+
 
 @dataclass(frozen=True)
 class ResumePoint:

@@ -26,8 +26,8 @@ const MEANINGS = {
   silent_groups: "The share of prompts whose rows were all rewarded alike: they teach nothing.",
   repetition: "The share of sequences of four tokens that came before in the same response.",
   response_length: "The mean number of tokens of a response.",
-  tokens_per_second: "Response tokens of a step by its seconds.",
-  seconds: "How long the step took.",
+  tokens_per_second: "Response tokens by seconds, of as many steps as may be under way at once.",
+  seconds: "From the commit of the step before to that of this one.",
   gap_mean: "How far the log-probabilities of engine and trainer are apart, the mean.",
   gap_max: "How far they are apart at most.",
 };

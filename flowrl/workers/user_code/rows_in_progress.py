@@ -33,7 +33,8 @@ class Row:
     """One row that user code is at.
 
     ``Row("grpo", 3, "reward.score", (17, 2), "exact, rewards.py:12", "12+7=", since=1764000000.0)``. ``rows`` is how
-    many it was given at once, from this one on.
+    many it was given at once, from this one on. ``timeout``: seconds after which nobody waits for it any more; None
+    where its worker waits for ever.
     """
 
     program: str = ""
@@ -44,6 +45,7 @@ class Row:
     prompt: str = ""
     rows: int = 1
     since: float = 0.0
+    timeout: float | None = None
 
     def __str__(self) -> str:
         if not self.key:
@@ -181,11 +183,12 @@ def deaths(folder: Path) -> Counter[tuple[Any, ...]]:
 def _written(row: Row, since: float) -> bytes:
     """The line of a row, JSON. It is made for every row, so what all rows of a call have is made once."""
     before, code = _of_all_rows(row.program, row.step, row.op[:80], row.code[-160:])
-    prompt = json.dumps(row.prompt[:_PROMPT])
-    line = f'{before}{list(row.key)}, "code": {code}, "prompt": {prompt}, "rows": {row.rows}, "since": {since!r}}}'
+    prompt, timeout = json.dumps(row.prompt[:_PROMPT]), json.dumps(row.timeout)
+    after = f'"rows": {row.rows}, "since": {since!r}, "timeout": {timeout}}}'
+    line = f'{before}{list(row.key)}, "code": {code}, "prompt": {prompt}, {after}'
     if len(line) >= _LINE:
         code = json.dumps(row.code[-40:])
-        line = f'{before}{list(row.key)}, "code": {code}, "prompt": "", "rows": {row.rows}, "since": {since!r}}}'
+        line = f'{before}{list(row.key)}, "code": {code}, "prompt": "", {after}'
     return line.encode()[: _LINE - 1].ljust(_LINE - 1) + b"\n"
 
 

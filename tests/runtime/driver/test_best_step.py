@@ -43,16 +43,16 @@ def run(out, **how):
 
 
 def test_so_many_of_the_newest_are_kept(tmp_path):
-    assert [steps for steps, _ in kept(run(tmp_path / "two"))] == [6, 6], "one after the step, one of the end"
-    assert [steps for steps, _ in kept(run(tmp_path / "four", keep_last=4))] == [4, 5, 6, 6]
+    assert [steps for steps, _ in kept(run(tmp_path / "two"))] == [5, 6], "the last step's is that of the end too"
+    assert [steps for steps, _ in kept(run(tmp_path / "four", keep_last=4))] == [3, 4, 5, 6]
     assert [steps for steps, _ in kept(run(tmp_path / "one", keep_last=1))] == [6]
 
 
 def test_the_best_is_kept_beside_them_and_named_in_the_record(tmp_path):
     out = run(tmp_path / "run", keep_best="accuracy")
-    assert kept(out) == [(5, 0.9), (6, 0.3), (6, None)], "of two equal ones the newer counts"
+    assert kept(out) == [(5, 0.9), (6, 0.3)], "of two equal ones the newer counts"
     out = run(tmp_path / "short", keep_best="accuracy", keep_last=1)
-    assert kept(out) == [(5, 0.9), (6, None)]
+    assert kept(out) == [(5, 0.9), (6, 0.3)]
     best = json.loads((out / "run.json").read_text())["best"]
     assert best == {
         "metric": "accuracy",
@@ -66,17 +66,17 @@ def test_the_best_is_kept_beside_them_and_named_in_the_record(tmp_path):
 
 def test_the_smallest_may_be_the_best_and_a_checkpoint_without_a_number_is_not_compared(tmp_path):
     out = run(tmp_path / "run", keep_best="loss:min", keep_last=1)
-    assert kept(out) == [(2, 1.0), (6, None)]
-    assert kept(run(tmp_path / "none", keep_best="no such")) == [(6, None), (6, None)]
+    assert kept(out) == [(2, 1.0), (6, 5.0)]
+    assert kept(run(tmp_path / "none", keep_best="no such")) == [(5, None), (6, None)]
 
 
 def test_a_resumed_run_compares_with_what_was_there(tmp_path):
     run(tmp_path / "run", keep_best="accuracy", steps=4)
-    assert kept(run(tmp_path / "run", keep_best="accuracy", resume=True, steps=6, keep_last=1)) == [(5, 0.9), (6, None)]
+    assert kept(run(tmp_path / "run", keep_best="accuracy", resume=True, steps=6, keep_last=1)) == [(5, 0.9), (6, 0.3)]
     run(tmp_path / "high", keep_best="accuracy", steps=3)
     assert kept(run(tmp_path / "high", keep_best="accuracy", resume=True, steps=4, keep_last=1)) == [
         (3, 0.9),
-        (4, None),
+        (4, 0.2),
     ]
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from flows import events, metrics
 
 from flowrl.errors import ResumeError
 from flowrl.placement.plan.plan import Pipeline, Place, Plan
+from flowrl.runtime.driver.take_checkpoint import Checkpoints
 
 TWO_POOLS = {"a": "cpu", "b": "cpu"}
 AHEAD = Plan(TWO_POOLS, {"world": Place("b")}, pipeline=Pipeline(staleness=1))
@@ -116,22 +119,84 @@ def test_a_test_after_the_loop_is_made_again_with_the_final_weights(small, tmp_p
     assert events(tmp_path / "run", "warning") == []
 
 
-def test_fewer_steps_than_are_done_are_refused_and_nothing_is_lost(small, tmp_path):
-    whole = run(small, tmp_path / "whole", **steps(7))
-    run(small, tmp_path / "run", **steps(4))
+def files(out):
+    """What lies in a run folder, without who holds it and the rows that user code is at."""
+    passing = ("lock", "user_code")
+    paths = [p for p in out.rglob("*") if p.is_file() and not any(word in p.name for word in passing)]
+    return {p.relative_to(out): p.read_bytes() for p in paths}
+
+
+def refused(small, out, count, program="train", **more):
     with pytest.raises(ResumeError) as raised:
-        run(small, tmp_path / "run", resume=True, **steps(2))
-    assert raised.value.report() == (
+        run(small, out, program, resume=True, **steps(count, program), **more)
+    return raised.value.report()
+
+
+@pytest.mark.parametrize(("plan", "runtime"), [(None, "eager"), (AHEAD, "local")])
+def test_fewer_steps_than_are_done_are_refused_before_anything_is_opened(small, tmp_path, monkeypatch, plan, runtime):
+    whole = run(small, tmp_path / "whole", plan=plan, runtime=runtime, **steps(7))
+    run(small, tmp_path / "run", plan=plan, runtime=runtime, **steps(4))
+    before = files(tmp_path / "run")
+    with monkeypatch.context() as patch:
+        patch.setattr(small.Counter, "open", lambda self, opening: pytest.fail("a worker was opened"), raising=False)
+        assert refused(small, tmp_path / "run", 2, plan=plan, runtime=runtime) == (
+            "ResumeError: 'train' was asked to go on with 2 steps, and the run has done 4.\n"
+            "  fix  Give it steps=4 or more, or leave it as it was."
+        )
+    assert files(tmp_path / "run") == before
+    again = run(small, tmp_path / "run", plan=plan, runtime=runtime, resume=True, **steps(7))
+    assert again.weights_digest == whole.weights_digest
+
+
+@pytest.mark.parametrize(("plan", "runtime"), [(None, "eager"), (AHEAD, "local")])
+def test_where_that_is_known_late_nothing_is_recorded(small, tmp_path, monkeypatch, plan, runtime):
+    """Nobody knows from the code how many steps the program does."""
+    how = {"plan": plan, "runtime": runtime}
+    whole = run(small, tmp_path / "whole", **how, **steps(7))
+    run(small, tmp_path / "run", **how, **steps(4))
+    before = files(tmp_path / "run")
+    monkeypatch.setattr("flowrl.runtime.storage.changes_since_start.steps_of_only_loop", lambda fn: None)
+    assert refused(small, tmp_path / "run", 2, **how) == (
         "ResumeError: 'train' ended after 2 steps; the run has done 4.\n"
         "  fix  Give it at least the steps that are done."
     )
-    again = run(small, tmp_path / "run", resume=True, **steps(7))
+    after = files(tmp_path / "run")
+    changed = {str(path) for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
+    assert changed == {"events.jsonl"}
+    assert [event["kind"] for event in events(tmp_path / "run", "refused")] == ["refused"]
+    again = run(small, tmp_path / "run", **how, resume=True, **steps(7))
     assert again.weights_digest == whole.weights_digest
 
 
 def test_the_end_of_a_program_costs_one_checkpoint(small, tmp_path):
     run(small, tmp_path / "run", **steps(4))
     assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["000000"]
+
+
+@pytest.mark.parametrize(("plan", "runtime"), [(None, "eager"), (AHEAD, "local")])
+def test_a_checkpoint_that_is_due_after_the_last_step_is_that_of_the_end_too(small, tmp_path, plan, runtime):
+    run(small, tmp_path / "run", checkpoint_every=2, plan=plan, runtime=runtime, **steps(4))
+    manifests = [json.loads(p.read_text()) for p in sorted((tmp_path / "run" / "checkpoints").glob("*/manifest.json"))]
+    assert [(m["program"]["steps"], "ended" in m) for m in manifests] == [(2, False), (4, True)]
+
+
+def test_so_it_is_where_the_run_was_killed_between_the_two(small, tmp_path, monkeypatch):
+    whole = run(small, tmp_path / "whole", **steps(4))
+    take = Checkpoints.take
+
+    def killed(self, point):
+        if (tmp_path / "run" / "checkpoints" / "000001").exists():
+            raise KeyboardInterrupt
+        take(self, point)
+        self.wait()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "take", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run(small, tmp_path / "run", checkpoint_every=2, **steps(4))
+    again = run(small, tmp_path / "run", checkpoint_every=2, resume=True, **steps(4))
+    assert again.weights_digest == whole.weights_digest
+    assert sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir()) == ["000000", "000001"]
 
 
 @pytest.mark.parametrize("every", [1, 50])

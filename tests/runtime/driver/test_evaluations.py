@@ -132,6 +132,16 @@ def test_the_best_checkpoint_may_go_by_its_metric(made, tmp_path):
     assert best["value"] == min(found.values())
 
 
+def test_a_score_of_the_end_counts_for_the_checkpoint_of_the_last_step(made, tmp_path):
+    how = {"evaluate": "evaluate:100", "keep_best": "evaluate/score", "checkpoint_every": 2}
+    run(made, tmp_path / "run", steps=4, **how)
+    manifests = [json.loads(p.read_text()) for p in sorted((tmp_path / "run" / "checkpoints").glob("*/manifest.json"))]
+    assert [m["program"]["steps"] for m in manifests] == [2, 4], "the evaluation has changed nothing"
+    assert [m.get("best", {}).get("value") for m in manifests] == [None, scores(tmp_path / "run")[4]]
+    run(made, tmp_path / "run", steps=6, resume=True, **how)
+    assert list(scores(tmp_path / "run")) == [6], "that of the end comes after the last step now"
+
+
 def test_what_it_did_is_in_the_records_of_the_run(made, tmp_path):
     run(made, tmp_path / "run", evaluate="evaluate:2", steps=4)
     record = json.loads((tmp_path / "run" / "run.json").read_text())

@@ -7,6 +7,7 @@ import sys
 import threading
 
 import pytest
+from flows import module_of
 from rich.console import Console
 
 from flowrl.runtime.driver.progress import Progress
@@ -67,6 +68,20 @@ def test_a_step_without_a_number_takes_no_part_in_the_mean(shown):
     assert "  ratio 1.5  " in text(shown).splitlines()[-1]
 
 
+def test_seconds_and_tokens_per_second_are_those_of_the_last_steps_together(shown):
+    """Of steps that overlap one commits milliseconds after another; a line that was said leaves nothing out."""
+    shown.start("grpo", 40, 0)
+    for step in range(20):
+        seconds, tokens = (5.0, 100.0) if step % 2 else (0.001, 500000.0)
+        shown.step({"program": "grpo", "step": step, "seconds": seconds, "tokens_per_second": tokens}, [])
+    shown._say()
+    shown.step({"program": "grpo", "step": 20, "seconds": 0.001, "tokens_per_second": 500000.0}, [])
+    shown._say()
+    first, last = text(shown).splitlines()
+    assert first.startswith("grpo 20/40  2.5 s/step") and "tokens_per_second 200 " in first
+    assert last.startswith("grpo 21/40  2.5 s/step") and "tokens_per_second 200 " in last
+
+
 def test_the_loss_of_each_worker_comes_before_its_approximate_kl(shown):
     line = {"actor/approx_kl": 0.1, "actor/kl": 0.2, "actor/loss": 0.3, "critic/loss": 0.4, "grade": 1.0, "reward": 0.5}
     shown.start("ppo", 1, 0)
@@ -76,6 +91,23 @@ def test_the_loss_of_each_worker_comes_before_its_approximate_kl(shown):
     names = ["reward", "actor/loss", "critic/loss", "actor/kl", "actor/approx_kl", "grade"]
     places = [said.index(f"{name} ") for name in names]
     assert places == sorted(places)
+
+
+def test_what_a_program_logs_by_keyword_comes_first(shown):
+    measured = dict.fromkeys(["loss", "grad_norm", "kl", "response_length", "tokens_per_second", "entropy", "ess"], 0.5)
+    shown.start("grpo", 3, 0)
+    with shown:
+        shown.step({"step": 0, "seconds": 1.0, **measured, "right": 0.75, "reward": 1.0}, [], named=["right", "reward"])
+        shown.step({"step": 1, "seconds": 1.0, **measured}, [])
+    said = text(shown).splitlines()[-1].partition(" left")[2].partition("[")[0].split()
+    assert said[::2] == ["reward", "right", "response_length", "tokens_per_second", "loss", "grad_norm"]
+
+
+def test_a_run_tells_its_display_what_was_logged_by_keyword(monkeypatch, tmp_path):
+    said: list[list[str]] = []
+    monkeypatch.setattr(Progress, "step", lambda self, line, timings, *, named: said.append(named))
+    module_of("small_flow").flow.run("train", out=tmp_path / "run", quiet=True, steps=2)
+    assert said == [["extra", "reward", "baseline", "scale"], ["reward", "baseline", "scale"]]
 
 
 @pytest.mark.parametrize("lost", ["pipe", "closed"])

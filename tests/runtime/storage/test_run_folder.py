@@ -69,7 +69,7 @@ def test_programs_can_be_added_to_a_run_and_not_exchanged(small, tmp_path, repla
 
 def test_fewer_steps_than_are_done_are_refused(small, tmp_path, replaced):
     crashed(small, replaced, tmp_path / "run")
-    with pytest.raises(ResumeError, match="ended after 3 steps; the run has done 6"):
+    with pytest.raises(ResumeError, match="asked to go on with 3 steps, and the run has done 6"):
         small.flow.run(out=tmp_path / "run", quiet=True, resume=True, parameters={"train": {"steps": 3}})
 
 

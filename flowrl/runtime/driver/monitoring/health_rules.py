@@ -48,14 +48,24 @@ class Curve:
         half = len(self.last) // 2
         return median(self.last[:half]), median(self.last[half:])
 
+    @property
+    def usual(self) -> float:
+        """The median of the steps before the last one, without those that have no signal, of which a norm is 0.
+
+        It is 0 where fewer than half of a window are left.
+        """
+        before = [value for value in self.last[:-1] if value]
+        return median(before) if len(before) >= WINDOW // 2 else 0.0
+
 
 @dataclass(frozen=True)
 class Rule:
     """When to tell what: ``Rule("ess", True, lambda c: c.now < 0.3, "is {now:.2g}", "old rows", "less staleness")``.
 
     ``alarm``: training is going wrong; else it is a hint that something may be better. ``seen`` is filled with ``now``,
-    ``before``, ``best``, the ``latest`` number and the ``median`` of the last ones. ``least``: steps before it is
-    asked. ``unless``: it is not told while a rule on that number rings, which says the same.
+    ``before``, ``best``, the ``latest`` number, the ``median`` of the last ones and the ``usual`` of those before the
+    latest. ``least``: steps before it is asked. ``unless``: it is not told while a rule on that number rings, which
+    says the same.
     """
 
     metric: str
@@ -70,7 +80,7 @@ class Rule:
     def tell(self, curve: Curve, name: str) -> str:
         """Return what is to be said of a curve."""
         figures = {"now": curve.now, "before": curve.before, "best": curve.best}
-        figures |= {"latest": curve.last[-1], "median": median(curve.last)}
+        figures |= {"latest": curve.last[-1], "median": median(curve.last), "usual": curve.usual}
         return f"{name} {self.seen.format(**figures)}. Usual causes: {self.causes}. Try: {self.advice}"
 
 
@@ -155,8 +165,8 @@ RULES = (
     Rule(
         "grad_norm",
         True,
-        lambda c: c.last[-1] > 10 * median(c.last[:-1]) > 0,
-        "is {latest:.3g}, ten times what it was in the steps before ({median:.3g} in their middle)",
+        lambda c: c.last[-1] > 10 * c.usual > 0,
+        "is {latest:.3g}, more than ten times the median of the steps before, {usual:.3g}",
         "a row that is unlike the others; a ratio or an advantage without a bound; a learning rate at its limit",
         "grad_clip=1.0; a look at the rows of this step, with --trajectories-every 1; a smaller lr",
     ),
@@ -228,10 +238,21 @@ RULES = (
     Rule(
         "response_length",
         False,
-        lambda c: c.now > 3 * c.before or c.now < c.before / 3,
-        "is {now:.0f} tokens, {before:.0f} in the first steps",
-        "a reward or a loss aggregate that favours long or short responses",
+        lambda c: c.now > 3 * c.before,
+        "has risen to {now:.0f} tokens, from {before:.0f} in the first steps",
+        "a reward or a loss aggregate that favours long responses; a stop token that is not learned",
         "a look at trajectories.jsonl; another aggregate=; a penalty for length",
+        2 * WINDOW,
+    ),
+    Rule(
+        "response_length",
+        False,
+        lambda c: c.now < c.before / 3,
+        "has fallen to {now:.0f} tokens, from {before:.0f} in the first steps",
+        "a reward or a loss aggregate that favours short responses, such as a penalty for length; a policy that has "
+        "collapsed (its entropy says so)",
+        "a look at trajectories.jsonl, whether the short ones are right; a smaller penalty for length, or none; "
+        "another aggregate=; a small kl= in the loss",
         2 * WINDOW,
     ),
 )

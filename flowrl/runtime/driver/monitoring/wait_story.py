@@ -129,11 +129,12 @@ def _waits(run: Path, waits: WaitRecord) -> Iterator[Wait]:
     seconds = max(0.0, waits.time - since) if since is not None else None
     if end is not None and end.held:
         yield Wait(who, "the next step to be closed", end.version)
-    rows = _rows(run, end)
+    rows = _rows(run, end, waits.time)
     asked = [rank for rank in waits.ranks if end is None or rank.what.startswith(f"{end.title} of step {end.step}")]
     if rows:
         row = rows[0]
-        yield Wait(who, f"user code: {row.code}, {_row_only(row)}", None, max(0.0, waits.time - row.since))
+        said, took = f"user code: {row.code}, {_row_only(row)}", max(0.0, waits.time - row.since)
+        yield Wait(who, said, None, took, row.timeout)
     elif asked or waits.ranks:
         for rank in asked or waits.ranks:
             said = f"rank {rank.rank} of pool '{rank.pool}', process {rank.pid} on {rank.node}, {_rank_state(rank)}"
@@ -168,11 +169,18 @@ def _order(call: WaitingCall) -> tuple[bool, int, int]:
     return not call.running, call.step, abs(call.id)
 
 
-def _rows(run: Path, call: WaitingCall | None) -> list[Row]:
-    """The rows that user code is at, the oldest first: those of a call where there are some."""
-    rows = [row for row in at_work(run) if row.key]
+def _rows(run: Path, call: WaitingCall | None, now: float) -> list[Row]:
+    """The rows that user code is at, the oldest first: those of a call where there are some.
+
+    Rows whose timeout has passed come last: where it could end them, nobody waits for them any more.
+    """
+    rows = sorted((row for row in at_work(run) if row.key), key=lambda row: _is_late(row, now))
     mine = [row for row in rows if call is not None and (row.op, row.step) == (call.title, call.step)]
     return mine or (rows if call is None else [])
+
+
+def _is_late(row: Row, now: float) -> bool:
+    return row.timeout is not None and now - row.since > row.timeout
 
 
 def _row_only(row: Row) -> str:
@@ -204,16 +212,22 @@ def _blame(run: Path, waits: WaitRecord | None) -> tuple[str, str]:
             return who, "The run starts it again as soon as it is told of it."
     path = _path({call.id: call for call in waits.calls})
     end = path[-1] if path else None
-    if rows := _rows(run, end):
-        return (
-            f"{rows[0].code}, {_row_only(rows[0])} of {rows[0].op}",
-            "Give the worker a timeout, or mend the function.",
-        )
+    if rows := _rows(run, end, waits.time):
+        return f"{rows[0].code}, {_row_only(rows[0])} of {rows[0].op}", _fix_of(rows[0], waits.time)
     if end is not None and end.running:
         alive = [rank for rank in waits.ranks if rank.what.startswith(f"{end.title} of step {end.step}")]
         on = f" on rank{'s' if len(alive) > 1 else ''} {', '.join(str(r.rank) for r in alive)}" if alive else ""
         return f"{end}{on}, which is still computed", ""
     return (f"the program itself, at {waits.driver}", "") if end is None and waits.driver else ("", "")
+
+
+def _fix_of(row: Row, now: float) -> str:
+    """What can be done about a row of user code that takes long."""
+    if row.timeout is None:
+        return "Give the worker a timeout, or mend the function."
+    if _is_late(row, now):
+        return f"Mend the function: it goes on although its timeout of {row.timeout:g} s has passed."
+    return f"Wait until its timeout of {row.timeout:g} s ends it, give the worker a shorter one, or mend the function."
 
 
 # -- what else the folder says -----------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -144,11 +144,60 @@ def write(begun: Begun, commit: Callable[[Callable[[], None]], None] = lambda do
     except BaseException:
         take_away(part)
         raise
-    kept = [*_all(folder)[-begun.keep :], *filter(None, [best(folder) if begun.keep_best else None])]
-    for stale in ours:
-        if stale not in kept and not stale.name.startswith("."):
-            remove(stale)
+    _remove_stale(folder, [path for path in ours if not path.name.startswith(".")], begun.keep, begun.keep_best)
     return target
+
+
+def write_again(
+    folder: Path,
+    manifest: Mapping[str, Any],
+    workers: Mapping[str, Any],
+    live: Mapping[int, Any],
+    *,
+    keep: int = KEEP,
+    keep_best: bool = False,
+) -> bool:
+    """Write only the manifest anew, where the newest checkpoint of a folder has the same state already.
+
+    It has it where the program has issued no call and read no value since, and no worker has changed; the program may
+    hold fewer values. Returns whether that was so; else nothing is done, and the checkpoint is to be taken. Raises
+    DiskError.
+    """
+    newest = latest(folder)
+    if newest is None:
+        return False
+    try:
+        past = _read(newest)
+    except (OSError, ValueError):  # a damaged one is written anew
+        return False
+    now = json.loads(json.dumps(manifest))
+    stamps = {name: worker.stamp for name, worker in workers.items()}
+    if "ended" in past or past.get("format") != FORMAT or _place(past) != _place(now):
+        return False
+    held = {str(index) for index in live}
+    if past.get("stamps") != stamps or not held <= past["live"].keys():
+        return False
+    values = {index: said for index, said in past["live"].items() if index in held}
+    _write_manifest(newest, {**past, **now, "live": values})
+    _remove_stale(folder, _all(folder), keep, keep_best)
+    return True
+
+
+def _place(manifest: Mapping[str, Any]) -> Any:
+    """Where the programs of a run are, by its manifest; no two places are equal where a program has ended."""
+    program = manifest["program"]
+    if program is None:
+        return object()
+    names = ("calls", "reads", "steps", "draws", "course", "cursors", "held")
+    return manifest.get("run"), manifest["stage"], [program.get(name) for name in names]
+
+
+def _remove_stale(folder: Path, among: Iterable[Path], keep: int, keep_best: bool) -> None:
+    """Remove the checkpoints that are neither among the newest so many nor the best one."""
+    kept = [*_all(folder)[-keep:], *filter(None, [best(folder) if keep_best else None])]
+    for stale in among:
+        if stale not in kept:
+            remove(stale)
 
 
 def _appear(part: Path, target: Path) -> None:

@@ -53,13 +53,18 @@ SICK = [
     ("reward", [0.5] * 20 + [0.0] * 20, "alarm", "reward has fallen to"),
     ("ratio_max", [50.0] * 12, "hint", "ratio_max is"),
     ("response_truncated", [0.6] * 12, "hint", "response_truncated is"),
-    ("grad_norm", [1.0] * 12 + [40.0] + [1.0] * 5, "alarm", "grad_norm is 40, ten times"),
+    (
+        "grad_norm",
+        [1.0] * 12 + [40.0] + [1.0] * 5,
+        "alarm",
+        "grad_norm is 40, more than ten times the median of the steps before, 1.",
+    ),
     ("repetition", [0.02] * 20 + [0.6] * 20, "alarm", "repetition has risen to"),
     ("clip_fraction", [0.5] * 12, "hint", "clip_fraction is 50%"),
     ("actor.update/silent_groups", [0.95] * 12, "hint", "actor.update/silent_groups is 95%"),
     ("truncated", [0.6] * 12, "hint", "truncated is 60%"),
-    ("response_length", slope(100, 900), "hint", "response_length is"),
-    ("response_length", slope(300, 10), "hint", "response_length is"),
+    ("response_length", slope(100, 900), "hint", "response_length has risen to"),
+    ("response_length", slope(300, 10), "hint", "response_length has fallen to"),
 ]
 
 WELL = [
@@ -209,3 +214,21 @@ def test_a_run_tells_and_records_it_once_also_after_a_resume(tmp_path, capsys):
     assert "few tokens carry most of the weight" in capsys.readouterr().err
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 20
     assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "done"
+
+
+def test_the_median_that_a_gradient_is_compared_with_is_the_one_that_is_told():
+    """Steps without a signal, whose norm is 0, are no steps to compare with."""
+    norms = [0.0, 0.004, 0.004, 0.0, 0.004, 0.0, 0.004, 0.004, 0.0, 0.005]
+    assert rings("grad_norm", [*norms, 0.03]) == [], "not ten times 0.004"
+    [(step, kind, text)] = rings("grad_norm", [*norms, 0.05])
+    assert (step, kind) == (10, "alarm")
+    assert "grad_norm is 0.05, more than ten times the median of the steps before, 0.004." in text
+    assert rings("grad_norm", [0.0] * 8 + [0.004, 0.004, 0.5]) == [], "two steps with a signal say nothing yet"
+
+
+def test_responses_that_become_shorter_are_given_no_advice_that_shortens_them():
+    [(_, _, longer)] = rings("response_length", slope(100, 900))
+    [(_, _, shorter)] = rings("response_length", slope(300, 10))
+    assert "; a penalty for length" in longer.partition("Try:")[2]
+    assert "a smaller penalty for length, or none" in shorter.partition("Try:")[2]
+    assert "such as a penalty for length" in shorter.partition("Try:")[0]

@@ -13,10 +13,13 @@ from pathlib import Path
 
 import pytest
 
+import flowrl as fl
+from flowrl.batch import CallInfo
 from flowrl.cli import main
 from flowrl.runtime.driver.monitoring.wait_story import wait_story
 from flowrl.runtime.storage.run_lock import is_stopped
 from flowrl.runtime.storage.wait_record import read_waits
+from flowrl.workers.user_code.rows_in_progress import Notes, at_work
 
 FLOW = Path(__file__).parents[2] / "hang_flow.py"
 PATIENCE = 300.0  # seconds: a busy machine is no fault
@@ -139,3 +142,43 @@ def test_a_worker_that_is_being_opened_is_named(tmp_path):
     assert str(wait).startswith(
         "the program waits for worker 'actor', the copy that generates, to be opened (42 s so far"
     )
+
+
+def waits_for_a_reward(out, reward, seconds):
+    """What is told of a run whose reward has been at its row for so long."""
+    reward.name = "reward"
+    batch = fl.Batch.of(1, prompt=fl.Column.of(["a"])).with_call(CallInfo(program="grpo", step=3))
+    notes = Notes(out)
+    for row in reward._rows(batch):
+        notes.begin(row)
+    [row] = at_work(out)
+    call = {"id": 9, "title": "reward.score", "step": 3, "pools": [], "on": [], "busy": [], "held": False}
+    said = {"calls": [{**call, "running": True, "since": row.since, "at": "a.py:30"}], "quiet": seconds}
+    (out / "waits.json").write_text(json.dumps({**said, "time": row.since + seconds}))
+    (out / "run.json").write_text(json.dumps({"status": "running"}))
+    return wait_story(out)
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds", "deadline", "fix"),
+    [
+        ({}, 48, "(48 s so far, of 60 s at most)", "Wait until its timeout of 60 s ends it, give"),
+        (
+            {"timeout": 5},
+            48,
+            "(48 s so far, of 5 s at most)",
+            "Mend the function: it goes on although its timeout of 5",
+        ),
+        (
+            {"timeout": None},
+            48,
+            "(48 s so far, without a deadline)",
+            "Give the worker a timeout, or mend the function.",
+        ),
+    ],
+)
+def test_the_timeout_of_a_reward_is_its_deadline(tmp_path, monkeypatch, given, seconds, deadline, fix):
+    monkeypatch.setattr("flowrl.runtime.driver.monitoring.wait_story.holder_of", lambda run: (None, "alive"))
+    story = waits_for_a_reward(tmp_path, fl.FunctionReward(lambda prompt: 1.0, **given), seconds)
+    assert str(story.waits[-1]).endswith(deadline)
+    assert story.fix.startswith(fix)
