@@ -10,7 +10,7 @@ from dataclasses import replace
 from ..analysis.certificate import certificate
 from ..analysis.check_plan import plan_findings
 from ..analysis.study import Study
-from ..errors import UsageError, WorkerError
+from ..errors import At, FlowError, UsageError, WorkerError
 from ..flow import Flow
 from ..graph.check_program import Report
 from ..graph.tracing.trace_records import Lint
@@ -30,6 +30,7 @@ def check_command(flow: Flow, words: Sequence[str]) -> int:
     """Print the findings on a script's programs. Returns the exit status."""
     given = parse(flow, "check", words, add_options)
     reports = [flow.check(name, **given.parameters[name]) for name in dict.fromkeys(given.programs)]
+    plan = None
     if given.options.plan:
         sound = next((r.program for r in reports if not r.errors), None)
         first = sound or given.programs[0]
@@ -45,13 +46,21 @@ def check_command(flow: Flow, words: Sequence[str]) -> int:
     if not given.options.program:  # the others too
         reports += [_checked(flow, name) for name in flow.programs if name not in given.programs]
     if missing := missing_folders(flow.handles):
-        reports[0] = replace(reports[0], errors=(*missing, *reports[0].errors))
+        reports[0] = _with_folders(reports[0], missing, elsewhere=plan is not None and plan.cluster is not None)
     reports = _each_once(reports)
     if given.options.format == "json":
         print(json.dumps([r.to_json() for r in reports], indent=1))
     else:
         print("\n\n".join(r.text() for r in reports))
     return 1 if any(r.errors for r in reports) else 0
+
+
+def _with_folders(report: Report, missing: Sequence[FlowError], *, elsewhere: bool) -> Report:
+    """Return the folders of models that are not here: wrong, but for a plan of a cluster, which may have them."""
+    if not elsewhere:
+        return replace(report, errors=(*missing, *report.errors))
+    lints = [Lint("folder", f"{e.what} It has to be on the cluster.", e.at or At("--model", 0)) for e in missing]
+    return replace(report, lints=(*lints, *report.lints))
 
 
 def _with_plan(report: Report, study: Study) -> Report:

@@ -384,6 +384,14 @@ def test_a_check_looks_at_models_that_are_paths(run, script, path):
     assert run("check", script, "--model", "actor=./model", "--model", "reward=qwen3-8b")[0] == 0, "a size for plans"
 
 
+def test_a_path_may_be_on_the_cluster_of_the_plan(run, script, tmp_path):
+    plan = tmp_path / "cluster.yaml"
+    plan.write_text("cluster: {device: h100-80}\npools: {gpu: {devices: '0'}}\nplace: {}\n")
+    status, out, _ = run("check", script, "--model", "actor=/nowhere/model", "--plan", plan)
+    assert status == 0, out
+    assert "lint folder: There is no folder '/nowhere/model'. It has to be on the cluster." in out
+
+
 def test_a_path_of_the_driver_has_its_line(run, script, tmp_path):
     path = tmp_path / "wrong.py"
     path.write_text(SCRIPT.replace("a/judge", "/nowhere/judge"))
