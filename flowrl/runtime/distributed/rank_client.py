@@ -117,6 +117,7 @@ class RankClient:
         self._asked: dict[int, Asked] = {}  # what threads wait for
         self._dropped: dict[int, deque[int]] = defaultdict(deque)
         self._restarted: dict[int, int] = {}  # by rank: the epoch that its last restart began
+        self._torn: RankLost | None = None  # why a restart has not come to its end; the run goes back
         self._epoch = 0
         self._stand_ins: dict[int, int] = {}  # of ranks that are gone for good: who has taken over what they had
 
@@ -208,9 +209,12 @@ class RankClient:
     def retry(self, action: Callable[[], R], epoch: int | None = None) -> R:
         """Return what an action gives; do it again when ranks are lost meanwhile that can be restarted as they were.
 
-        ``epoch``: that in which it was begun the first time.
+        ``epoch``: that in which it was begun the first time. Once a restart has failed in its midst, nothing is done
+        until the run goes back: ranks that were started anew know of none of the calls that they would be asked of.
         """
         while True:
+            if (torn := self._torn) is not None:
+                raise RankLost(torn.what, ranks=torn.ranks, inconsistent=True) from torn
             epoch = self._epoch if epoch is None else epoch
             try:
                 return action()
@@ -227,7 +231,12 @@ class RankClient:
             raise lost
         with self.order:
             if self._epoch == epoch or not all(self.restarted_after(epoch, r) for r in lost.ranks):
-                restarted = self.restart(lost)
+                try:
+                    restarted = self.restart(lost)
+                except RankLost as again:
+                    if again.inconsistent:
+                        self._torn = again
+                    raise
                 self._epoch += 1
                 self._restarted |= dict.fromkeys(self._with_names(restarted), self._epoch)
 
@@ -286,6 +295,7 @@ class RankClient:
         self.routes.clear()
         self.lineage.forget()
         self._stand_ins.clear()
+        self._torn = None
 
     # -- checkpoints ------------------------------------------------------------------------------------------------
 

@@ -106,3 +106,44 @@ def test_a_copy_is_known_unless_its_rank_is_started_again_once_it_has_answered(l
     client.keep_copy(3, 0, 1, "a copy")
     assert client.lineage.copy_of(3) == (None if lost == (1,) else 1)
     assert client.traffic.between == 7 and client.epoch == len(lost)
+
+
+def test_nothing_is_asked_any_more_once_a_restart_has_failed_in_its_midst():
+    """Of two groups that a rank samples the first one failed, and the second one asked the new process of a call that
+    it had never heard of, for ever."""
+    client = RankClient(cast("Any", SimpleNamespace(where={})), {"gpu": range(2)})
+    asked: list[str] = []
+
+    def restart(lost: RankLost) -> list[int]:
+        raise RankLost("rank 1 died as rank 0 was given its weights.", ranks=(0, 1), inconsistent=True)
+
+    def ask() -> str:
+        asked.append("asked")
+        if len(asked) == 1:
+            raise RankLost("rank 0 died.", ranks=(0,))
+        return "an answer"
+
+    client.restart = restart
+    for _ in range(2):
+        with pytest.raises(RankLost, match="rank 1 died as rank 0 was given its weights") as info:
+            client.retry(ask)
+        assert info.value.inconsistent and info.value.ranks == (0, 1)
+    assert asked == ["asked"]
+    client.forget()  # the run has gone back
+    assert client.retry(ask) == "an answer"
+
+
+def test_a_loss_that_cannot_be_mended_in_place_is_no_restart_that_has_failed():
+    """Nothing was begun: the ranks that are there are what they were."""
+    client = RankClient(cast("Any", SimpleNamespace(where={})), {"gpu": range(2)})
+
+    def restart(lost: RankLost) -> list[int]:
+        raise lost
+
+    def fails() -> None:
+        raise RankLost("rank 0 died.", ranks=(0,))
+
+    client.restart = restart
+    with pytest.raises(RankLost, match="rank 0 died"):
+        client.retry(fails)
+    assert client.retry(lambda: "an answer") == "an answer"
