@@ -20,15 +20,10 @@ def draw_apart(run: Path, *, seconds: float = 20.0) -> str:
     """
     home = str(Path(__file__).parents[2])
     paths = os.pathsep.join([home, *filter(None, [os.environ.get("PYTHONPATH")])])
+    words = [sys.executable, "-P", "-m", __name__, str(run)]  # -P: no file beside the user is taken for a library
     try:
         process = subprocess.Popen(
-            [
-                sys.executable,
-                "-P",
-                "-m",
-                __name__,
-                str(run),
-            ],  # -P: no file of the working folder is taken for a library
+            words,
             env={**os.environ, "PYTHONPATH": paths},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -36,9 +31,7 @@ def draw_apart(run: Path, *, seconds: float = 20.0) -> str:
             text=True,
             start_new_session=True,
         )
-    except (
-        OSError
-    ) as error:  # of memory or of processes, of which the run may have taken the last: it is done all the same
+    except OSError as error:  # there may be no memory or no process left: the run is done all the same
         return _not_drawn(run, f"Python was not started: {error.strerror or error}")
     try:
         pages, complaint = process.communicate(timeout=seconds)

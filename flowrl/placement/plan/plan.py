@@ -11,6 +11,7 @@ from typing import Any
 from ...errors import At, PlanError, did_you_mean
 from ..backends import REFERENCE, backend
 from ..cluster.cluster import Cluster
+from ..cluster.hardware import Hardware
 from ..cluster.mesh import Mesh
 from .rules import (
     check_alike,
@@ -310,10 +311,7 @@ class Plan:
 
     def crosses_nodes(self, place: Place, axis: str) -> bool:
         """Whether ranks of a place that split a model along an axis are on devices of several nodes."""
-        devices, cluster = self.pools[place.pool].devices, self.cluster
-        if cluster is None or len(devices) < place.mesh.size or place.mesh[axis] == 1:
-            return False
-        return any(len({cluster.node(devices[r]) for r in group}) > 1 for group in place.mesh.groups(axis))
+        return Hardware.of(self.cluster, self.pools[place.pool].devices).crosses(place.mesh, axis)
 
     def roles(self) -> Iterator[tuple[str, str, Place]]:
         """Yield every (worker, use, place) that the plan states; a worker with one place has it under one use."""

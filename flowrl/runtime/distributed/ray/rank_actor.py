@@ -84,6 +84,7 @@ class RankActor:
     def __init__(self, number: int, pool: str) -> None:
         self.number, self.pool = number, pool
         self._rank: Rank | None = None
+        self._sees = False  # the folder of the run
         overhear()
 
     @ray.method(concurrency_group="pull")
@@ -94,9 +95,9 @@ class RankActor:
             host = ray.util.get_node_ip_address()
             take_network_of(host)
             self._rank = Rank(self.number, self.pool, config, _Peers({}), host=host)
+            self._sees = sees(config.sign)
         self._rank.peers = _Peers(handles)
-        where = {"pool": self.pool, "node": self._rank.host, "pid": os.getpid()}
-        return where | {"sees": sees(config.sign)}
+        return {"pool": self.pool, "node": self._rank.host, "pid": os.getpid(), "sees": self._sees}
 
     def work(self, method: str, *args: Any) -> Any:
         """Call the rank, after what was called before."""
