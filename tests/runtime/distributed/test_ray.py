@@ -147,7 +147,7 @@ def metrics_so_far(out: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("pool", "rank", "after"),
     [
-        pytest.param("train", 1, 1, marks=pytest.mark.nightly),  # one in a stroke of six is of test_recovery_kills.py
+        pytest.param("train", 1, 1, marks=pytest.mark.nightly),  # test_recovery_kills.py kills one in an update
         pytest.param("rollout", 4, 2, marks=pytest.mark.nightly),
         pytest.param("rollout", 3, 1, marks=pytest.mark.nightly),
         pytest.param("cpu", 2, 3, marks=pytest.mark.nightly),
