@@ -184,6 +184,34 @@ def test_with_no_other_rank_the_run_goes_back_and_still_trains_every_prompt(modu
     assert [line["step"] for line in metrics(tmp_path / "run")] == list(range(4))
 
 
+@pytest.mark.parametrize("order", ["fifo", "window"])
+@pytest.mark.parametrize("count", [6, 9, 12])
+def test_a_rank_that_dies_as_it_gives_weights_to_a_lost_one_has_the_run_go_back(
+    module, tmp_path, monkeypatch, count, order
+):
+    """With ``window`` the run hung: other groups asked the ranks that were started again of calls that these had
+    never heard of."""
+    monkeypatch.setattr(rank_streams, "SLICE", 0.0)
+    asked, send = [], Direct.send
+
+    def dies(ranks, rank, method, *said):
+        if ranks.restarted == [2] and method == "move":
+            ranks.dead.add(1)
+        asked.extend([method] * (1 in ranks.dead))
+        return send(ranks, rank, method, *said)
+
+    monkeypatch.setattr(Direct, "send", dies)
+    made = plan(2, staleness=1, order=order, publish="interrupt")
+    outcome, place = run(module, tmp_path / "run", made, kill=("advance", count, 2), steps=4)
+    assert outcome.status == "done" and direct(place).restarted == [2, 1, 2]
+    assert "advance" not in asked, "nobody asks for rows of ranks that were started again and know of none"
+    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    assert [e["kind"] for e in events if e["kind"] in ("renewed", "recovered")] == ["recovered"]
+    kept = {step: batch for step, batch in module.Witness.rows}  # steps that are done again count once
+    module.Witness.rows[:] = sorted(kept.items(), key=lambda item: item[0])
+    check_rows(module, 4, exchanged=order == "window")
+
+
 @settings(max_examples=3, deadline=None, derandomize=True)
 @given(
     staleness=st.integers(0, 3),
