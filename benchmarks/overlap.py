@@ -1,6 +1,7 @@
 """How well training and generation overlap on two cores, beside what the simulator had predicted from a run without.
 
     python benchmarks/overlap.py [--rounds 3] [--steps 16] [--runtime ray] [--docs]
+    python benchmarks/overlap.py --paced [--rounds 3] [--steps 16] [--docs]
 
 Nine runs of ``overlap_driver.py`` in turns, so many rounds of them: one step after another (S=0) and one step apart
 (S=1), with responses of one length, and with log-normal ones of two kinds, where publishes interrupt. The costs of a
@@ -11,6 +12,8 @@ With S=0 one rank works and the other waits, so a core has the machine to itself
 virtual ones are often halves of one: they take longer when both work, as they do with S=1. So there is a run with S=0
 in which both cores are busy: the one that waits has a program that trains a network, and that gives way to a rank at
 once (``SCHED_IDLE``).
+
+With ``--paced`` a rank waits after each computation, as the core of a GPU does, so that pools share nothing: six runs.
 
 ``--docs`` writes the table into ``docs/schedule.md``, and ``docs/images/overlap.svg``, which has some steps of the last
 round, measured and simulated. Two idle cores are needed: the ranks have one each.
@@ -41,8 +44,8 @@ from flowrl.placement.cost.calibrate_run import calibrate
 from flowrl.placement.cost.calibrated_costs import Calibrated
 from flowrl.schedule.simulation import Bar, Simulation
 
-PAGE, PICTURE = ROOT / "docs" / "schedule.md", ROOT / "docs" / "images" / "overlap.svg"
-OPEN, CLOSE = "<!-- table: overlap, written by benchmarks/overlap.py -->", "<!-- end -->"
+PAGE, IMAGES = ROOT / "docs" / "schedule.md", ROOT / "docs" / "images"
+OPEN, CLOSE = "<!-- table: {}, written by benchmarks/overlap.py -->", "<!-- end -->"
 WARM = 3  # steps at the beginning that are left out
 COLOURS = {"actor.generate": "#0b6e8a", "actor.publish": "#5a8f29", "actor.update": "#b3462e"}
 
@@ -76,10 +79,9 @@ class Base:
 
 @dataclass(frozen=True)
 class Round:
-    """What a round has found of a kind: S=0 with a core that waits, S=0 with two busy cores, and S=1."""
+    """What a round has found of a kind: S=0, by what else the cores did, and seconds of a step with S=1."""
 
-    alone: Base
-    busy: Base
+    bases: dict[str, Base]
     took: float
 
 
@@ -88,7 +90,7 @@ def words(kind: Kind, staleness: int, asked: argparse.Namespace) -> list[str]:
     publish = kind.publish if staleness else "drain"
     said = ["--staleness", str(staleness), "--publish", publish, "--steps", str(asked.steps)]
     more = ["--sigma", str(kind.sigma)] if kind.sigma else []
-    return [*said, "--epochs", str(asked.epochs), "--runtime", asked.runtime, *more]
+    return [*said, "--epochs", str(asked.epochs), "--runtime", asked.runtime, *more, *["--paced"] * asked.paced]
 
 
 def run(kind: Kind, staleness: int, asked: argparse.Namespace, out: Path) -> Path:
@@ -172,15 +174,24 @@ def base(kind: Kind, asked: argparse.Namespace, folder: Path) -> tuple[Base, Sim
 
 
 def one_round(kind: Kind, asked: argparse.Namespace, out: Path) -> tuple[Round, Simulation, Simulation]:
-    """The three runs of a kind, with S=1 as it was measured and as it was predicted."""
+    """The runs of a kind, with S=1 as it was measured and as it was predicted."""
     from overlap_driver import plan
 
-    alone, _ = base(kind, asked, run(kind, 0, asked, out / "one core works"))
-    with busy_cores():
-        busy, flown = base(kind, asked, run(kind, 0, asked, out / "both cores work"))
+    name = "devices that wait" if asked.paced else "one busy core"
+    bases = {}
+    bases[name], flown = base(kind, asked, run(kind, 0, asked, out / name))
+    if not asked.paced:
+        with busy_cores():
+            bases["two"], flown = base(kind, asked, run(kind, 0, asked, out / "two"))
     found = measured(run(kind, 1, asked, out / "apart"), "overlap", plan(1, "drain", asked.runtime))
     assert found is not None, "the run has calls"
-    return Round(alone, busy, steady(found.bars, 1)), found, flown
+    return Round(bases, steady(found.bars, 1)), found, flown
+
+
+def by_base(rounds: list[Round]) -> Iterator[tuple[str, list[tuple[float, Base]]]]:
+    """Yield what else the cores did with S=0, and for each round seconds of a step with S=1 and that base."""
+    for name in rounds[0].bases:
+        yield name, [(one.took, one.bases[name]) for one in rounds]
 
 
 def table(found: dict[Kind, list[Round]]) -> list[str]:
@@ -188,9 +199,8 @@ def table(found: dict[Kind, list[Round]]) -> list[str]:
     lines = ["| responses | S=1 | S=0, with | S=0 s | predicted | S=1 s | predicted | of the ideal | faster by |"]
     lines += ["|---|---|---|---|---|---|---|---|---|"]
     for kind, rounds in found.items():
-        for name, bases in (("one busy core", [r.alone for r in rounds]), ("two", [r.busy for r in rounds])):
-            pairs = [(one.took, base) for one, base in zip(rounds, bases, strict=True)]
-            alone, alone_predicted = median(b.took for b in bases), median(b.predicted / b.took for b in bases)
+        for name, pairs in by_base(rounds):
+            alone, alone_predicted = median(b.took for _, b in pairs), median(b.predicted / b.took for _, b in pairs)
             apart, apart_predicted = median(took for took, _ in pairs), median(b.apart / took for took, b in pairs)
             ideal, faster = median(b.ideal / took for took, b in pairs), median(b.took / took for took, b in pairs)
             said = f"{alone:.3f} | {alone_predicted:.2f}x | {apart:.3f} | {apart_predicted:.2f}x"
@@ -214,10 +224,10 @@ def parts_in_words(found: dict[Kind, list[Round]]) -> str:
     """What a step with S=0 is made of."""
     said: list[str] = []
     for kind, rounds in found.items():
-        for name, bases in (("", [r.alone for r in rounds]), (" with two busy cores", [r.busy for r in rounds])):
-            nodes = dict.fromkeys(node for base in bases for node in base.parts)
-            each = (f"{node} {median(b.parts.get(node, 0.0) for b in bases):.3f} s" for node in nodes)
-            said.append(f"{kind.name}{name}: {', '.join(each)}")
+        for name, pairs in by_base(rounds):
+            nodes = dict.fromkeys(node for _, base in pairs for node in base.parts)
+            each = (f"{node} {median(b.parts.get(node, 0.0) for _, b in pairs):.3f} s" for node in nodes)
+            said.append(f"{kind.name}, {name}: {', '.join(each)}")
     return "; ".join(said)
 
 
@@ -254,12 +264,12 @@ def draw_bars(axis: Any, simulation: Simulation, *, top: int) -> None:
         axis.barh(lane, bar.end - bar.start, left=bar.start - first, color=colour, **look)
 
 
-def write(lines: list[str]) -> None:
-    """Put lines between the marks of the page."""
-    text = PAGE.read_text(encoding="utf-8")
-    before, rest = text.split(OPEN, 1)
+def write(name: str, lines: list[str]) -> None:
+    """Put lines between the marks of the page that have this name."""
+    text, opens = PAGE.read_text(encoding="utf-8"), OPEN.format(name)
+    before, rest = text.split(opens, 1)
     after = rest.split(CLOSE, 1)[1]
-    PAGE.write_text("\n".join([before + OPEN, "", *lines, "", CLOSE + after]), encoding="utf-8")
+    PAGE.write_text("\n".join([before + opens, "", *lines, "", CLOSE + after]), encoding="utf-8")
 
 
 def main() -> None:
@@ -269,6 +279,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=1, help="of an update: as many as make it as long as a generate")
     parser.add_argument("--runtime", choices=("ray", "local"), default="ray")
     parser.add_argument("--kind", choices=[kind.name for kind in KINDS], help="only these responses")
+    parser.add_argument("--paced", action="store_true", help="ranks wait as for devices that share nothing")
     parser.add_argument("--docs", action="store_true", help="write the page and the picture")
     parser.add_argument("--keep", type=Path, help="keep the folders of the runs below this one")
     asked = parser.parse_args()
@@ -288,11 +299,11 @@ def main() -> None:
     lines = table(found)
     print("\n" + "\n".join([where(asked), *lines, parts_in_words(found)]))
     if asked.docs:
-        draw(shown, PICTURE)
+        name = "overlap_paced" if asked.paced else "overlap"
+        draw(shown, IMAGES / f"{name}.svg")
         alt = "The pools over some steps, measured and simulated"
-        each = f"With S=0 these took, {parts_in_words(found)}."
-        said = f"Measured on {where(asked)}. {each}"
-        write([*lines, "", said, "", f"![{alt}](images/{PICTURE.name})"])
+        said = f"Measured on {where(asked)}. With S=0 a step took, by what else cores did: {parts_in_words(found)}."
+        write(name, [*lines, "", said, "", f"![{alt}](images/{name}.svg)"])
 
 
 if __name__ == "__main__":

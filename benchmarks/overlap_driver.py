@@ -1,11 +1,15 @@
 """The run that ``overlap.py`` measures: GRPO on two ranks, of which one trains and the other generates.
 
     python benchmarks/overlap_driver.py OUT [--steps 12] [--staleness 0] [--publish drain] [--sigma 1.0]
-                                       [--epochs 1] [--runtime ray]
+                                       [--epochs 1] [--runtime ray] [--paced]
 
 Every response has 128 tokens, or with ``--sigma`` a length by its row's seed, whose logarithm is normal with that
 standard deviation; so a step asks for the same work under every plan. The rows of a call leave the engine one by one
 under each of them.
+
+With ``--paced`` each rank waits after its computation, as a core does for its GPU: a pass of the engine takes
+``PASS_SECONDS`` and ``TOKEN_SECONDS`` for each of its tokens, an update ``TRAINED_SECONDS`` for each of its own. That
+is about twice what a core takes, so what two cores take from each other does not show.
 """
 
 from __future__ import annotations
@@ -13,6 +17,8 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from statistics import NormalDist
 from types import MethodType
@@ -30,6 +36,8 @@ from tasks import arithmetic
 MODEL = {**(arithmetic.MODEL.config or {}), "max_position_embeddings": 1024}
 SIGMA = float(sys.argv[sys.argv.index("--sigma") + 1]) if "--sigma" in sys.argv else 0.0
 TOKENS, MEDIAN, MOST = 128, 40.0, 900
+PACED = "--paced" in sys.argv
+PASS_SECONDS, TOKEN_SECONDS, TRAINED_SECONDS = 4e-3, 1.5e-4, 3e-4
 
 
 def length(seed: int) -> int:
@@ -40,12 +48,28 @@ def length(seed: int) -> int:
     return min(MOST, max(1, round(MEDIAN * math.exp(SIGMA * NormalDist().inv_cdf(part)))))
 
 
+def lasting(action: Callable[..., Any], seconds: Callable[..., float]) -> Callable[..., Any]:
+    """The action, which takes at least the seconds that its first argument comes to."""
+
+    def paced(*args: Any, **how: Any) -> Any:
+        ends = time.perf_counter() + seconds(args[0])
+        given = action(*args, **how)
+        time.sleep(max(0.0, ends - time.perf_counter()))
+        return given
+
+    return paced
+
+
 class Drawn(fl.Actor):
     """An actor whose responses are as long as their seeds say."""
 
     def open(self, opening: Any) -> None:
         super().open(opening)
         engine: Any = self.generating_engine()
+        if PACED:
+            engine.net.hidden = lasting(engine.net.hidden, lambda ids: PASS_SECONDS + TOKEN_SECONDS * ids.numel())
+            trained: Any = self.engine
+            trained.update = lasting(trained.update, lambda batch: TRAINED_SECONDS * tokens_of(batch))
         batch = engine.batch
         submit = batch.submit
 
@@ -58,6 +82,11 @@ class Drawn(fl.Actor):
 
         batch.submit = limited
         engine.generate = MethodType(generate_streamed, engine)
+
+
+def tokens_of(batch: fl.Batch) -> int:
+    """Tokens of the rows of a batch, with their prompts."""
+    return sum(map(len, batch["tokens"].to_list()))
 
 
 def answer_length(prompt: str, response: str) -> float:
@@ -99,6 +128,7 @@ def main() -> None:
     parser.add_argument("--publish", choices=("drain", "interrupt", "continue"), default="drain")
     parser.add_argument("--sigma", type=float, default=0.0, help="0 gives all responses one length")
     parser.add_argument("--runtime", choices=("ray", "local"), default="ray")
+    parser.add_argument("--paced", action="store_true", help="take as long as devices that share nothing")
     asked = parser.parse_args()
     flow.run(
         out=asked.out,

@@ -184,8 +184,7 @@ def test_with_no_other_rank_the_run_goes_back_and_still_trains_every_prompt(modu
     assert [line["step"] for line in metrics(tmp_path / "run")] == list(range(4))
 
 
-@pytest.mark.parametrize("order", ["fifo", "window"])
-@pytest.mark.parametrize("count", [6, 9, 12])
+@pytest.mark.parametrize(("count", "order"), [(9, "fifo"), (6, "window"), (12, "window")])
 def test_a_rank_that_dies_as_it_gives_weights_to_a_lost_one_has_the_run_go_back(
     module, tmp_path, monkeypatch, count, order
 ):
