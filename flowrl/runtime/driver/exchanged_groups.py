@@ -34,7 +34,10 @@ class GroupCall:
 
 
 class ExchangedGroups:
-    """What groups have come to, by (call, group), until they are taken. Whoever uses it has the dispatcher's lock."""
+    """What groups have come to, by (call, group), until they are taken.
+
+    Whoever uses it has the lock of :class:`.under_way.UnderWay`.
+    """
 
     def __init__(self) -> None:
         self._untaken: dict[tuple[int, int], Any] = {}  # rows that it is given, then those that it makes, or an error

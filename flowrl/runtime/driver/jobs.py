@@ -15,20 +15,27 @@ from ..values.step_records import Release
 from .exchanged_groups import GroupCall
 
 
-class Dispatches(Protocol):
-    """Does what jobs are there for: :class:`.dispatcher.Dispatcher`."""
+class Runs(Protocol):
+    """Does what jobs are there for: :class:`.command_runner.CommandRunner`."""
 
     def start(self, job: CommandJob) -> bool: ...
     def finish(self, job: CommandJob) -> bool: ...
     def let_rows_go_on(self, command: GoOn) -> None: ...
-    def tell(self, event: Event, freed: Sequence[str] = ()) -> None: ...
+    @property
+    def tell(self) -> Tells: ...
+
+
+class Tells(Protocol):
+    """Tells the machine of an event, and the pools that are free since then."""
+
+    def __call__(self, event: Event, freed: Sequence[str] = ()) -> None: ...
 
 
 class CommandJob:
     """A command of the machine in the thread of its pool: see :class:`.pool_threads.Job`. It tells the machine."""
 
-    def __init__(self, dispatcher: Dispatches, command: Command, due: float, after: Release) -> None:
-        self.dispatcher, self.command = dispatcher, command
+    def __init__(self, runner: Runs, command: Command, thread: str, due: float, after: Release) -> None:
+        self.runner, self.command, self.thread = runner, command, thread  # that of its pool
         self.due, self.after = due, after  # when it was let begin, and by what
         self.call: Call | None = None
         self.pending: PendingCall | None = None
@@ -43,22 +50,22 @@ class CommandJob:
         """Start it; tells the machine at once where nothing is to be waited for."""
         waits = False
         try:
-            waits = self.dispatcher.start(self)
+            waits = self.runner.start(self)
         finally:
             if not waits:
-                self.dispatcher.tell(end_of(self.command), self.pools)
+                self.runner.tell(end_of(self.command), self.pools)
         return waits
 
     def finish(self) -> bool:
         """Wait for it, or go on with it by a step of its engine; return whether it is over, and tell the machine."""
         over = True
         try:
-            over = self.dispatcher.finish(self)
+            over = self.runner.finish(self)
         finally:
             if over:
                 # The thread may hold on to this job until the next one comes.
                 self.call = self.pending = self.stepped = self.rows = self.groups = None
-                self.dispatcher.tell(end_of(self.command), self.pools)
+                self.runner.tell(end_of(self.command), self.pools)
         return over
 
     @property
@@ -70,12 +77,12 @@ class CommandJob:
 class GoOnJob:
     """Rows that stand still in a pool go on, once its thread comes to it."""
 
-    def __init__(self, dispatcher: Dispatches, command: GoOn) -> None:
-        self.dispatcher, self.command = dispatcher, command
+    def __init__(self, runner: Runs, command: GoOn) -> None:
+        self.runner, self.command = runner, command
 
     def start(self) -> bool:
         """Have them go on."""
-        self.dispatcher.let_rows_go_on(self.command)
+        self.runner.let_rows_go_on(self.command)
         return False
 
     def finish(self) -> bool:

@@ -55,7 +55,7 @@ class RunActivity:
     def signs(self) -> Signs:
         """Return what shows that the run goes on."""
         session = self.session
-        own = session is not None and session.dispatcher.runs_own_ops_alone()
+        own = session is not None and session.dispatcher.under_way.runs_own_ops_alone()
         return Signs(self.events(), self._executor.headway(), own)
 
     def watches(self, settings: Settings, end: Callable[[Stalled], None]) -> tuple[WaitNotes, HangWatch]:

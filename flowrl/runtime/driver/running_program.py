@@ -26,11 +26,12 @@ from ..values.call import Call, Part, maker, outcome
 from ..values.remote_batch import RemoteColumn
 from ..values.step_records import Draws, Hooks, Interrupted, Point, ResumePoint, Step
 from .dependencies import MERGE, fields_after, read_signature, shortest
-from .dispatcher import Dispatcher, LeftOut, Skipped
+from .dispatcher import Dispatcher
 from .issued_calls import IssuedCalls
 from .loop_heads import LoopHeads
 from .monitoring.row_ledger import RowLedger, keys_of
 from .monitoring.staleness import note_origins, refuse_stale
+from .under_way import LeftOut, Skipped
 
 
 class Running:
@@ -187,14 +188,14 @@ class Running:
 
     def waits(self) -> tuple[dict[str, Any], float]:
         """Return what the program waits for now, and for how long nothing has happened; asked by another thread."""
-        calls, quiet = self.dispatcher.waits()
+        calls, quiet = self.dispatcher.under_way.waits(self.machine)
         step = self._open_step.number if self._open_step is not None else None
         return {"program": self.program, "step": step, "calls": calls, "ranks": self.executor.unanswered()}, quiet
 
     @property
     def events(self) -> int:
         """How much has happened so far; asked by another thread."""
-        return self.dispatcher.events
+        return self.dispatcher.under_way.events
 
     def break_off(self, error: BaseException) -> None:
         """Have the program raise an error as soon as it waits; called by another thread."""
@@ -362,7 +363,7 @@ class Running:
 
     def _wait_until_may_open(self, number: int) -> None:
         """Return once few enough of the steps before are uncommitted, and have the others recorded."""
-        self.dispatcher.wait(lambda: self.machine.may_open(number) or bool(self.dispatcher.failures))
+        self.dispatcher.wait(lambda: self.machine.may_open(number) or bool(self.dispatcher.under_way.failures))
         self._record()
 
     def _end_replay(self) -> None:
@@ -435,7 +436,7 @@ class Running:
 
     def _record(self, upto: int = -1) -> None:
         """Have the steps that are done recorded, in order. Raises what has failed, after all that runs is done."""
-        if self.dispatcher.failures and (failure := self.dispatcher.first_failure()) is not None:
+        if self.dispatcher.under_way.failures and (failure := self.dispatcher.first_failure()) is not None:
             raise failure
         while self.dispatcher.committed:
             upto = max(upto, self.dispatcher.committed.popleft())
@@ -444,7 +445,7 @@ class Running:
         while self._recorded <= upto and not self.hooks.replayed():
             step = self.step_log.steps.pop(self._recorded, None)
             self._recorded += 1
-            self.dispatcher.cutter.forget(self._recorded)
+            self.dispatcher.runner.cutter.forget(self._recorded)
             if step is not None:
                 self._commit(step)
 

@@ -246,17 +246,17 @@ class OneAtATime:
         """Whether nothing runs but episodes, all of which wait for a token, or a publish, and the driver waits."""
         dispatcher = self.dispatcher
         assert dispatcher is not None
-        with dispatcher._changed:
+        with dispatcher.under_way.changed:
             waits, running = self.waits, [number for number in dispatcher.machine.running if number >= 0]
             moves = {node.kind for node in dispatcher.machine._started.values()} - {"call"}
-            calls = [dispatcher._issued.get(number) for number in running]
+            calls = [dispatcher.under_way.calls.get(number) for number in running]
             play = all(call is not None and call.op.name == "rollout" for call in calls)
             inside = list(self.inside.values())
             wait = len(inside) == len(calls) and not any(map(stream.has_news, inside))
             still = waits is not None and not waits() and play and wait
             if publishes:  # a further publish may be queued behind this one
                 return still and "stage" not in moves
-            return still and not moves and not dispatcher._queued
+            return still and not moves and not dispatcher.under_way.queued
 
 
 @pytest.mark.parametrize(

@@ -179,15 +179,15 @@ class OneAtATime:
         """Whether nothing runs but what samples, or a publish, and the driver waits."""
         dispatcher = self.dispatcher
         assert dispatcher is not None
-        with dispatcher._changed:
+        with dispatcher.under_way.changed:
             waits = self.waits
-            running = [dispatcher._issued.get(number) for number in dispatcher.machine.running if number >= 0]
+            running = [dispatcher.under_way.calls.get(number) for number in dispatcher.machine.running if number >= 0]
             moves = {node.kind for node in dispatcher.machine._started.values()} - {"call"}
             sample = all(call is not None and call.streams for call in running)
             still = sample and waits is not None and not waits()
             if publishes:  # a further publish may be queued behind this one
                 return still and "stage" not in moves
-            return still and not moves and not dispatcher._queued
+            return still and not moves and not dispatcher.under_way.queued
 
 
 @pytest.mark.parametrize(("staleness", "chunks"), [(2, 1), (3, 1), (3, 2)])

@@ -13,7 +13,7 @@ PROGRAM = Release("program")
 
 class Releases:
     """Says what let commands of the machine begin. ``issued`` are the calls that are not done, ``servers`` the copies
-    that generate; whoever uses it has the lock of the dispatcher.
+    that generate; whoever uses it has the lock of :class:`..under_way.UnderWay`.
 
     Some things have no line in the timeline, such as arithmetic on fields: what begins after one of them was let begin
     by what came before it.
