@@ -187,6 +187,10 @@ def test_wrong_words_are_named_with_the_near_miss(run, script, words, what, fix)
         ),
         (["check"], "flowrl check needs a script.\n  fix  Write flowrl check SCRIPT."),
         (["check", "--steps", "3"], "flowrl check needs a script."),
+        (
+            ["run", "--out", "a", "--resume"],
+            "flowrl run needs a script.\n  fix  Write flowrl run SCRIPT, or to go on with",
+        ),
         (["check", "trian.py"], "there is no script trian.py below FOLDER.\n  fix  Did you mean train.py?"),
         (
             ["check", "algorithms/grpo.py"],

@@ -236,7 +236,7 @@ class DistributedExecutor(OpenGroups):
                 there = where.get(rank, {})
                 pid = there.get("pid", 0)
                 said = {"rank": rank, "pool": self.client.pool_of(rank), "pid": pid, "node": str(there.get("node", ""))}
-                more = {"what": asked.what, "since": asked.since, "deadline": self.client.deadline}
+                more = {"what": asked.what, "since": asked.since, "deadline": asked.deadline}
                 found.append({**said, "began": began(pid) if pid else "", **more})
         return found
 
