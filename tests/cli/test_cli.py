@@ -150,6 +150,7 @@ def test_a_program_that_is_run_twice_is_checked_once(run, script):
         (["--stepz", "3"], "'--stepz' is no option here.", "Did you mean --steps?"),
         (["--promts-per-step=3"], "'--promts-per-step=3' is no option here.", "Did you mean --prompts-per-step?"),
         (["--qqq"], "'--qqq' is no option here.", "See flowrl check train.py --help."),
+        (["--tap"], "'--tap' is no option here.", "See flowrl check train.py --help."),  # two dashes make it no --steps
         (["--no-qqq"], "'--no-qqq' is no option here.", "See flowrl check train.py --help."),
         (["--no-meant"], "'--no-meant' is no option here.", "See flowrl check train.py --help."),
         (["--no-shuffle"], "'--no-shuffle' is no option here.", "Write --shuffle false."),
