@@ -120,6 +120,10 @@ def run_command(flow: Flow, words: Sequence[str]) -> int:
         rule, value = RUN_OPTIONS[name], getattr(options, name)
         if not rule.accepts(value):
             raise UsageError(f"--{name.replace('_', '-')} {value}: give {rule.least:g} or more.")
+    if options.overwrite and not options.out:
+        raise UsageError("--overwrite needs to know which run.", fix="Name its folder: --out DIR --overwrite.")
+    if options.allow_changed and not options.resume:
+        raise UsageError("--allow-changed is for a run that goes on.", fix="Write --out DIR --resume --allow-changed.")
     out = Path(options.out) if options.out else flow.new_folder()
     if not faulthandler.is_enabled():
         faulthandler.enable()  # a crash of user code says where it was

@@ -212,6 +212,11 @@ def test_wrong_words_are_named_with_the_near_miss(run, script, words, what, fix)
             "--resume needs to know which run.\n  fix  Name its folder: --out DIR --resume.",
         ),
         (["run", "SCRIPT", "--resume", "--out", "nowhere"], "--resume: nowhere holds no run."),
+        (
+            ["run", "SCRIPT", "--overwrite"],
+            "--overwrite needs to know which run.\n  fix  Name its folder: --out DIR --ov",
+        ),
+        (["run", "SCRIPT", "--allow-changed"], "--allow-changed is for a run that goes on.\n  fix  Write --out DIR"),
         (["run", "SCRIPT", "--checkpoint-every", "0"], "--checkpoint-every 0: give 1 or more."),
         (["run", "SCRIPT", "--address", "auto"], "--address auto is for --runtime ray, and the runtime is local."),
         (["run", "SCRIPT", "--runtime", "cloud"], "argument --runtime: invalid choice: 'cloud'"),
