@@ -205,7 +205,7 @@ class DistributedExecutor(OpenGroups):
         """Have the disk hold all journals: the run's, and those of the ranks."""
         if self.run.journal is not None:
             self.run.journal.sync()
-        self.client.call_all(self.client.all_ranks, "sync")
+        self.client.call_all(self.client.all_ranks, "sync", what="writing the journals to disk")
 
     def restore(self, manifest: Mapping[str, Any]) -> None:
         """Take back how long the responses to prompts were, and where journals were, at this checkpoint."""

@@ -125,6 +125,12 @@ def test_who_asks_meanwhile_is_told_of_a_restart(monkeypatch, tmp_path, kill):
     assert not place.client.asked()
 
 
+def test_what_a_rank_was_asked_as_it_died_is_told_in_words(tmp_path):
+    run_direct(module_of("replicas_flow").trained, THREE, tmp_path, "learn", kill=("let_go", 1, 0))
+    [(_, lost)] = events(tmp_path, "lost")
+    assert "died during learner: forgetting weights that are published" in lost
+
+
 def test_the_last_one_is_waited_for_and_then_the_run_ends(tmp_path):
     plan = replace(THREE, pools={"a": "cpu", "b": Pool("b", processes=1)})
     flow = module_of("replicas_flow").trained
