@@ -6,6 +6,7 @@ log-probabilities are computed anew, each time with one thing otherwise; what br
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
@@ -184,7 +185,7 @@ def _no_such_rows(
     run: Path, lines: Sequence[Mapping[str, Any]], points: Mapping[int, Path], step: int | None
 ) -> UsageError:
     """The error for rows whose weights no checkpoint has, with the steps that can be asked for or how to have one."""
-    there = " and ".join(map(str, sorted(points)))
+    there = ", ".join(map(str, sorted(points)))
     can = sorted({line["step"] for line in lines if points.keys() & set(line["versions"])})
     have = sorted({v for line in lines if step is None or line["step"] == step for v in line["versions"]})
     which = f"step {step}" if step is not None else "the steps that are kept"
@@ -202,19 +203,27 @@ def _no_such_rows(
         )
     return UsageError(
         f"{what}. There is no step of which both are there.",
-        fix="Make the run longer: the step after its last checkpoint samples with the weights that this one has. "
-        + _made_longer(run),
+        fix=_made_longer(run),
     )
 
 
 def _made_longer(run: Path) -> str:
-    """The command that does one step more than a run has done, and keeps its rows."""
+    """How a run does the steps that sample with the weights of its last checkpoint, and keeps their rows.
+
+    With staleness S these are S steps later than the next one.
+    """
     record = read_run_record(run)[0]
-    parameters: Mapping[str, Any] = (record.get("parameters") or [{}])[-1]
-    steps = parameters.get("steps")
-    more = str(steps + 1) if isinstance(steps, int) else "MORE"
-    script = shown(str(record.get("script", "SCRIPT")))
-    return f"flowrl run {script} --out {shown(str(run))} --resume --steps {more} --trajectories-every 1"
+    names: Sequence[str] = record.get("programs") or [""]
+    parameters: Sequence[Mapping[str, Any]] = record.get("parameters") or [{}]
+    stale: int = ((record.get("plan") or {}).get("pipeline") or {}).get("staleness", 0)
+    steps = parameters[-1].get("steps")
+    more = str(steps + 1 + stale) if isinstance(steps, int) else "MORE"
+    option = f"--{names[-1]}.steps" if sum("steps" in of for of in parameters) > 1 else "--steps"
+    words = [shown(str(record.get("script", "SCRIPT"))), "--out", shown(str(run)), "--resume", option, more]
+    which = f"step {stale + 1}" if stale else "the step"
+    command = shlex.join(["flowrl", "run", *words, "--trajectories-every", "1"])
+    why = f"{which} after its last checkpoint samples with the weights that this one has."
+    return f"Make the run longer: {why} {command}"
 
 
 def _rate(run: Path, program: str, name: str, step: int) -> float | None:

@@ -428,4 +428,6 @@ def pool_text(plan: Plan, name: str) -> str:
     if pool.devices and plan.cluster is not None:
         kinds = dict.fromkeys(plan.cluster.kind(d).name for d in pool.devices)
         return f"devices {record['devices']} ({', '.join(kinds)})"
-    return f"{pool.processes} processes" if pool.processes else str(record.get("device", "auto"))
+    if pool.processes:
+        return f"{pool.processes} process{'es' if pool.processes > 1 else ''}"
+    return str(record.get("device", "auto"))

@@ -84,7 +84,8 @@ def _command(words: list[str], module: str | None) -> int:
             return 0
         if command == "plan" and rest and rest[0] == "--show":
             return _function(command, "show_command")(rest[1:])
-        raise UsageError(f"flowrl {command} needs a script.", fix=f"Write flowrl {command} SCRIPT.")
+        ways = "SCRIPT, or to go on with a run, flowrl run RUN --resume" if "--resume" in rest else "SCRIPT"
+        raise UsageError(f"flowrl {command} needs a script.", fix=f"Write flowrl {command} {ways}.")
     return _function(command)(load_script(rest[0], module), rest[1:])
 
 

@@ -6,6 +6,7 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 
 from ..analysis.measured_run import tokens_of_run
 from ..analysis.prediction import Predicted, beside, in_words
@@ -53,10 +54,11 @@ def calibrate_command(words: Sequence[str]) -> int:
         against = {"against": [vars(row) for row in rows]} if rows else {}
         print(json.dumps(costs.to_json() | against | (fitted.to_json() if fitted else {}), indent=1))
         return 0
-    print(f"{costs.report()}\n\ncosts: {out}   use them with: flowrl simulate SCRIPT --costs {out}")
+    print(f"{costs.report()}\n\ncosts: {out}   use them with: flowrl simulate SCRIPT --costs {quote(str(out))}")
     if fitted is not None:
         out = options.efficiency
-        print(f"\n{fitted.report()}\n\nefficiencies: {out}   use them with: flowrl simulate SCRIPT --efficiency {out}")
+        with_them = f"flowrl simulate SCRIPT --efficiency {quote(out)}"
+        print(f"\n{fitted.report()}\n\nefficiencies: {out}   use them with: {with_them}")
     if rows:
         print(f"\n{options.against}\n{in_words(rows)}")
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from itertools import groupby
@@ -45,7 +46,7 @@ def draw_apart(run: Path, *, seconds: float = 20.0) -> str:
 
 def _not_drawn(run: Path, why: str) -> str:
     """Say why there are no pages, and how to draw them."""
-    return f"the pages of the run were not drawn: {why}\n  fix  flowrl graph {run}"
+    return f"the pages of the run were not drawn: {why}\n  fix  flowrl graph {shlex.quote(str(run))}"
 
 
 def _main(folder: str) -> int:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import CheckError, ClusterLost, DiskError, UsageError
+from ..errors import CheckError, ClusterLost, DiskError, UsageError, shown
 from ..flow import Flow
 from ..graph.tracing.log_names import ALWAYS
+from ..lowering.lower import choose_runtime
+from ..placement.plan.plan import Plan
 from ..run_options import RUN_OPTIONS
 from .arguments.auto_plan import auto_plan, is_auto
 from .arguments.options import Words, parse, whole_number
@@ -20,7 +23,6 @@ from .arguments.resume_command import how_to_go_on, lasting_words, recorded_word
 from .pages_process import draw_apart
 
 if TYPE_CHECKING:
-    from ..placement.plan.plan import Plan
     from ..runtime.driver.run_settings import Outcome
 
 
@@ -28,9 +30,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of this command."""
     parser.add_argument(
         "--runtime",
-        default="local",
+        default="",
         choices=RUN_OPTIONS["runtime"].words,
-        help="eager: one op at a time; local: pools overlap; ray: a process for each device of the plan",
+        help="eager: one op at a time; local: pools overlap; ray: a process for each device of the plan "
+        "(local; with --plan auto the one that the plan needs)",
     )
     parser.add_argument(
         "--address", metavar="ADDRESS", help="with --runtime ray: running Ray cluster to join (one is started here)"
@@ -117,6 +120,10 @@ def run_command(flow: Flow, words: Sequence[str]) -> int:
         rule, value = RUN_OPTIONS[name], getattr(options, name)
         if not rule.accepts(value):
             raise UsageError(f"--{name.replace('_', '-')} {value}: give {rule.least:g} or more.")
+    if options.overwrite and not options.out:
+        raise UsageError("--overwrite needs to know which run.", fix="Name its folder: --out DIR --overwrite.")
+    if options.allow_changed and not options.resume:
+        raise UsageError("--allow-changed is for a run that goes on.", fix="Write --out DIR --resume --allow-changed.")
     out = Path(options.out) if options.out else flow.new_folder()
     if not faulthandler.is_enabled():
         faulthandler.enable()  # a crash of user code says where it was
@@ -150,17 +157,19 @@ def _run(flow: Flow, said: Words, out: Path, *, arguments: Sequence[str]) -> Out
     given |= {"track": options.track, "evaluate": options.evaluate, "checkpoint": options.checkpoint}
     parameters, address = said.parameters, options.address
     plan = _searched(flow, said) if is_auto(options.plan) else options.plan
+    given["runtime"] = options.runtime or (choose_runtime(plan) if isinstance(plan, Plan) else "local")
     return flow.run(
         *said.programs, out=out, plan=plan, parameters=parameters, arguments=arguments, address=address, **given
     )
 
 
 def _searched(flow: Flow, said: Words) -> Plan:
-    """The plan of the first program on this machine, which is told."""
-    name = said.programs[0]
+    """The plan on this machine of the program with most calls, which is told."""
+    name = max(said.programs, key=lambda program: len(flow.graph(program, **said.parameters[program]).nodes))
     plan = auto_plan(flow, name, said.parameters[name])
     if not said.options.quiet:
-        print(plan.to_yaml(), end="", file=sys.stderr)
+        other = shlex.join(["flowrl", "plan", shown(flow.script), "--cluster", "auto", "--out", "plan.yaml"])
+        print(f"{plan.to_yaml()}# one step after another; plans in which steps overlap too: {other}", file=sys.stderr)
     return plan
 
 

@@ -21,13 +21,13 @@ from letters import model_of
 
 import flowrl as fl
 from flowrl import rl
-from flowrl.analysis.gap import diagnose
+from flowrl.analysis.gap import _made_longer, diagnose
 from flowrl.backends.hf.engine import HFEngine
 from flowrl.backends.hf.logits import Head
 from flowrl.batch import Column
 from flowrl.cli import main
 from flowrl.cli.gap import text
-from flowrl.errors import UsageError
+from flowrl.errors import UsageError, shown
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -441,7 +441,7 @@ def test_rows_whose_weights_are_gone_are_refused(tmp_path):
         diagnose(tmp_path / "run", flow.handles, step=1)
     assert raised.value.what == (
         f"the rows of step 1 were sampled with version 1 of the weights, and the checkpoints in {tmp_path / 'run'} "
-        "have version 3 and 4. Rows and weights are there of step 3."
+        "have version 3, 4. Rows and weights are there of step 3."
     )
     assert raised.value.fix == "Ask for it: --step 3, or leave out --step."
     with pytest.raises(UsageError, match=r"the rows of step 7 were not kept, and .* there of step 3"):
@@ -464,6 +464,19 @@ def test_where_no_step_can_be_asked_for_it_says_how_to_have_one(tmp_path):
     assert raised.value.fix is not None and "--resume --steps 5 --trajectories-every 1" in raised.value.fix
     again = ran(tmp_path / "run", resume=True, steps=5)
     assert diagnose(tmp_path / "run", again.handles).step == 4, "it is as the error says"
+
+
+def test_the_command_that_makes_a_run_longer_is_one_that_the_shell_and_the_run_take(tmp_path):
+    """Of several programs it names the one that goes on, steps that overlap sample later, and a folder has blanks."""
+    run, steps = tmp_path / "the run", {"steps": 6}
+    run.mkdir()
+    record = {"script": "/a/my grpo.py", "programs": ["warmup", "grpo"], "parameters": [steps, steps]}
+    (run / "run.json").write_text(json.dumps({**record, "plan": {"pipeline": {"staleness": 1}}}))
+    words = f"'/a/my grpo.py' --out '{shown(str(run))}' --resume --grpo.steps 8 --trajectories-every 1"
+    fix = (
+        "Make the run longer: step 2 after its last checkpoint samples with the weights that this one has. flowrl run "
+    )
+    assert _made_longer(run) == fix + words
 
 
 DRIVER = """

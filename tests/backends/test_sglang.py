@@ -577,6 +577,18 @@ def test_a_server_that_does_not_start_says_why(tmp_path):
         open_engine("sglang", build(python=python))
 
 
+def test_no_file_beside_the_user_is_taken_for_a_library(tmp_path, monkeypatch):
+    python = stand_in(tmp_path)
+    (tmp_path / "stub" / "sglang" / "launch_server.py").write_text("raise ValueError('it has come so far')\n")
+    beside = tmp_path / "beside"
+    beside.mkdir()
+    for name in ("json", "importlib"):
+        (beside / f"{name}.py").write_text("raise SystemExit('this is no library')\n")
+    monkeypatch.chdir(beside)
+    with pytest.raises(ModelError, match="(?s)SGLang does not start.*ValueError: it has come so far"):
+        open_engine("sglang", build(python=python))
+
+
 def test_a_server_ends_with_the_process_that_started_it(tmp_path):
     """However that ended."""
     script = tmp_path / "starts.py"

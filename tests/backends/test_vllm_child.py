@@ -11,7 +11,7 @@ import torch
 
 from flowrl.backends.vllm import child as module
 from flowrl.backends.vllm.child import Child
-from flowrl.errors import RunError
+from flowrl.errors import ModelError, RunError
 
 
 class Process:
@@ -85,3 +85,10 @@ def test_it_is_closed_beside_a_call_whose_answers_nobody_takes(opened, monkeypat
     opened.close()
     with pytest.raises(RunError, match="was closed"):
         next(answers)
+
+
+def test_no_file_beside_the_user_is_taken_for_a_library(tmp_path, monkeypatch):
+    (tmp_path / "json.py").write_text("raise SystemExit('this is no library')\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelError, match=r"vLLM 0\.1 is installed; flowrl supports"):
+        Child({"version": "0.1"}, torch.device("cpu"))

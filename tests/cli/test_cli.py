@@ -150,6 +150,7 @@ def test_a_program_that_is_run_twice_is_checked_once(run, script):
         (["--stepz", "3"], "'--stepz' is no option here.", "Did you mean --steps?"),
         (["--promts-per-step=3"], "'--promts-per-step=3' is no option here.", "Did you mean --prompts-per-step?"),
         (["--qqq"], "'--qqq' is no option here.", "See flowrl check train.py --help."),
+        (["--tap"], "'--tap' is no option here.", "See flowrl check train.py --help."),  # two dashes make it no --steps
         (["--no-qqq"], "'--no-qqq' is no option here.", "See flowrl check train.py --help."),
         (["--no-meant"], "'--no-meant' is no option here.", "See flowrl check train.py --help."),
         (["--no-shuffle"], "'--no-shuffle' is no option here.", "Write --shuffle false."),
@@ -187,6 +188,10 @@ def test_wrong_words_are_named_with_the_near_miss(run, script, words, what, fix)
         ),
         (["check"], "flowrl check needs a script.\n  fix  Write flowrl check SCRIPT."),
         (["check", "--steps", "3"], "flowrl check needs a script."),
+        (
+            ["run", "--out", "a", "--resume"],
+            "flowrl run needs a script.\n  fix  Write flowrl run SCRIPT, or to go on with",
+        ),
         (["check", "trian.py"], "there is no script trian.py below FOLDER.\n  fix  Did you mean train.py?"),
         (
             ["check", "algorithms/grpo.py"],
@@ -207,6 +212,11 @@ def test_wrong_words_are_named_with_the_near_miss(run, script, words, what, fix)
             "--resume needs to know which run.\n  fix  Name its folder: --out DIR --resume.",
         ),
         (["run", "SCRIPT", "--resume", "--out", "nowhere"], "--resume: nowhere holds no run."),
+        (
+            ["run", "SCRIPT", "--overwrite"],
+            "--overwrite needs to know which run.\n  fix  Name its folder: --out DIR --ov",
+        ),
+        (["run", "SCRIPT", "--allow-changed"], "--allow-changed is for a run that goes on.\n  fix  Write --out DIR"),
         (["run", "SCRIPT", "--checkpoint-every", "0"], "--checkpoint-every 0: give 1 or more."),
         (["run", "SCRIPT", "--address", "auto"], "--address auto is for --runtime ray, and the runtime is local."),
         (["run", "SCRIPT", "--runtime", "cloud"], "argument --runtime: invalid choice: 'cloud'"),

@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+import flowrl as fl
 from flowrl.cli import main
+from flowrl.cli.arguments.resume_command import how_to_go_on
+from flowrl.errors import shown
 
 DRIVER = (Path(__file__).parents[1] / "runtime" / "stale_flow.py").read_text()
 DRIVER = DRIVER.replace("Path(__file__).parents[2]", f"Path({str(Path(__file__).parents[2])!r})")
@@ -138,3 +141,16 @@ def test_what_is_no_run_is_said(tmp_path: Path, said) -> None:
     assert "has no graph in its run.json" in said("graph", tmp_path)[2]
     status, _, errors = said("timeline", tmp_path, "--formt", "html")
     assert (status, "'--formt' is no option here" in errors) == (2, True)
+
+
+def test_a_run_that_was_stopped_says_how_it_goes_on_or_begins_again(tmp_path):
+    flow, out = fl.Flow("made"), tmp_path / "the run"
+    out.mkdir()
+    assert how_to_go_on(flow, out) == "nothing was recorded, so there is nothing to go on from"
+    (out / "run.json").write_text("{}")
+    again = f"with: flowrl run {shown(flow.script)} --out '{out}' --resume"
+    assert how_to_go_on(flow, out) == f"it has no checkpoint yet; it begins again {again}"
+    (out / "checkpoints" / ".000000.part").mkdir(parents=True)
+    assert how_to_go_on(flow, out) == f"it has no checkpoint yet; it begins again {again}", "that one is not whole"
+    (out / "checkpoints" / "000000").mkdir()
+    assert how_to_go_on(flow, out) == f"go on {again}"

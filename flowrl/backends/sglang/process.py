@@ -32,7 +32,7 @@ def installed(python: str) -> str:
     """Return the version of SGLang that a Python has. Raises ModelError where it has none."""
     asked = None
     with suppress(OSError):
-        asked = subprocess.run([python, "-c", _VERSION], capture_output=True, text=True, timeout=60, check=False)
+        asked = subprocess.run([python, "-P", "-c", _VERSION], capture_output=True, text=True, timeout=60, check=False)
     if asked is None or asked.returncode != 0:
         why = "is no Python" if asked is None else "does not have it"
         raise ModelError(
@@ -61,7 +61,7 @@ class ServerProcess:
         self._source = tempfile.TemporaryDirectory(prefix="flowrl-sglang-")
         (Path(self._source.name) / "flowrl").symlink_to(Path(__file__).parents[2])
         self._process = subprocess.Popen(
-            [python, "-m", f"{__package__}.server"],
+            [python, "-P", "-m", f"{__package__}.server"],  # -P: no file beside the user is taken for a library
             stdin=subprocess.PIPE,
             stdout=self._log,
             stderr=subprocess.STDOUT,

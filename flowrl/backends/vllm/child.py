@@ -57,7 +57,8 @@ class Child:
         source = str(Path(__file__).parents[3])
         path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH", "")]))
         return subprocess.Popen(
-            [sys.executable, "-m", f"{__package__}.server", str(number), str(os.getpid())],
+            # -P: no file beside the user is taken for a library
+            [sys.executable, "-P", "-m", f"{__package__}.server", str(number), str(os.getpid())],
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ...analysis.search_problem import corrects, find_plan
+from ...analysis.search_problem import find_plan
 from ...analysis.study import Study
 from ...flow import Flow
 from ...placement.cluster.cluster import Cluster
@@ -28,11 +28,11 @@ def steps_flown(flow: Flow, program: str) -> int | None:
 def auto_plan(flow: Flow, program: str, parameters: Mapping[str, Any], study: Study | None = None) -> Plan:
     """Return the plan with the shortest step of a program on the devices of this machine. Raises PlanError.
 
+    Steps do not overlap in it, as that changes results: ``flowrl plan --cluster auto`` chooses among both.
     ``study``: the program with the costs and lengths to search with, on that cluster.
     """
     asked = study or flow.study_with(parameters, Plan(cluster=Cluster.auto()), program)
     cluster = asked.plan.cluster
     assert cluster is not None, "the search has this machine"
-    bounds = (0, 1) if corrects(asked) else (0,)
     graph = flow.graph(program, **parameters)
-    return find_plan(asked, graph, cluster, bounds, steps=steps_flown(flow, program)).plan
+    return find_plan(asked, graph, cluster, staleness=(0,), steps=steps_flown(flow, program)).plan

@@ -182,7 +182,8 @@ def _unknown_option(option: str, known: Mapping[str, argparse.Action], help_: st
     elif word.startswith("--no-"):
         fix = _negated(name.removeprefix("no-"), known) or f"See {help_}."
     else:
-        fix = did_you_mean(word, known, f"See {help_}.", form="Did you mean {}?")
+        meant = near(name, names := {own.lstrip("-"): own for own in known})  # dashes are alike in all of them
+        fix = f"Did you mean {names[meant]}?" if meant else f"See {help_}."
     return UsageError(f"'{option}' is no option here.", fix=fix)
 
 

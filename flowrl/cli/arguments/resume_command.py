@@ -13,11 +13,12 @@ from ...runtime.storage.run_record import read_record
 
 
 def how_to_go_on(flow: Flow, out: Path) -> str:
-    """The command that goes on with a run that was stopped."""
-    if not any((out / "checkpoints").glob("*")):
-        return "it has no checkpoint yet, so there is nothing to go on from"
+    """The command that goes on with a run that was stopped, or that nothing is there to go on from."""
+    if not (out / "run.json").exists():
+        return "nothing was recorded, so there is nothing to go on from"
     command = shlex.join(["flowrl", "run", shown(flow.script), "--out", str(out), "--resume"])
-    return f"go on with: {command}"
+    there = any((out / "checkpoints").glob("[0-9]*"))
+    return f"go on with: {command}" if there else f"it has no checkpoint yet; it begins again with: {command}"
 
 
 _OF_ONE_START = ("--resume", "--allow-changed", "--unlock", "--overwrite")

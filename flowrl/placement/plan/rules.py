@@ -16,7 +16,11 @@ from ..cluster.mesh import Mesh
 USES = ("train", "generate")
 
 MOST_STALENESS, MOST_CHUNKS, MOST_COPIES = 1000, 10_000, 2
-_COST = {"staleness": "each step in flight keeps its rows", "chunks": "each chunk is a call of its own"}
+_COST = {
+    "staleness": "each step in flight keeps its rows",
+    "chunks": "each chunk is a call of its own",
+    "copies": "rows are kept on one rank more",
+}
 _DEVICE = re.compile(r"^(auto|cpu|cuda(:\d+)?)$")
 
 
@@ -220,7 +224,7 @@ def check_pipeline(said: Mapping[str, Any], at: Mapping[str, At], window_default
     _one_of("order", said["order"], ORDERS, at)
     _one_of("publish", said["publish"], PUBLISH, at)
     deadline = said.get("deadline", 0)
-    if isinstance(deadline, bool) or not isinstance(deadline, int | float) or deadline < 0:
+    if isinstance(deadline, bool) or not isinstance(deadline, int | float) or not 0 <= deadline < inf:
         raise PlanError(
             f"pipeline: deadline is a number of seconds, not {deadline}.",
             at=at.get("deadline"),
@@ -266,7 +270,7 @@ def _whole(key: str, value: object, least: int, most: int, at: Mapping[str, At])
         raise PlanError(
             f"pipeline: {key} is {value}, and {_COST[key]}: {most} at most.",
             at=at.get(key),
-            fix=f"Write {key}: {max(least, 1)}, and simulate what more of it gains.",
+            fix="Write copies: 2." if key == "copies" else f"Write {key}: 1, and simulate what more of it gains.",
         )
 
 

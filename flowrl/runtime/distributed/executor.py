@@ -205,7 +205,7 @@ class DistributedExecutor(OpenGroups):
         """Have the disk hold all journals: the run's, and those of the ranks."""
         if self.run.journal is not None:
             self.run.journal.sync()
-        self.client.call_all(self.client.all_ranks, "sync")
+        self.client.call_all(self.client.all_ranks, "sync", what="writing the journals to disk")
 
     def restore(self, manifest: Mapping[str, Any]) -> None:
         """Take back how long the responses to prompts were, and where journals were, at this checkpoint."""
@@ -236,7 +236,7 @@ class DistributedExecutor(OpenGroups):
                 there = where.get(rank, {})
                 pid = there.get("pid", 0)
                 said = {"rank": rank, "pool": self.client.pool_of(rank), "pid": pid, "node": str(there.get("node", ""))}
-                more = {"what": asked.what, "since": asked.since, "deadline": self.client.deadline}
+                more = {"what": asked.what, "since": asked.since, "deadline": asked.deadline}
                 found.append({**said, "began": began(pid) if pid else "", **more})
         return found
 

@@ -13,6 +13,7 @@ from ...graph.stand_ins.argument_trees import rebuild
 from ...graph.stand_ins.values import is_handle
 from ...graph.tracing.trace_records import HandleLike
 from ...lowering.deployment import Deployment, teams_of
+from ..storage.wait_record import RESTART
 from ..transfer.rendezvous import forget_meetings, leave_sign
 from .protocol import Blueprint, Named, RankConfig
 from .rank_client import Link, RankClient
@@ -149,7 +150,8 @@ class OpenGroups:
 
     def restart_ranks(self, ranks: Sequence[int], within: float | None = None) -> list[int]:
         """Start some of them anew, without any worker. Returns those that are not there ``within`` so many seconds."""
-        late = self.ranks.restart(ranks, within)
+        with self.client.asking(RESTART, ranks, within):
+            late = self.ranks.restart(ranks, within)
         self._write_where()
         return late
 

@@ -6,7 +6,7 @@ import itertools
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeVar
@@ -73,11 +73,15 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Asked:
-    """What ranks were asked: ``Asked("actor.update of step 3", (0, 1), since=1764000000.0)``."""
+    """What ranks were asked: ``Asked("actor.update of step 3", (0, 1), since=1764000000.0)``.
+
+    ``deadline``: the seconds that they may take.
+    """
 
     what: str
     ranks: tuple[int, ...]
     since: float
+    deadline: float | None = None
 
 
 class RankClient:
@@ -145,14 +149,20 @@ class RankClient:
         self, sent: Mapping[int, Any], what: str, on_death: Callable[[], None] | None = None
     ) -> dict[int, Any]:
         """Wait for calls that were sent. Returns the answers, those that are failures too."""
-        number = next(self._waits)
-        self._asked[number] = Asked(what, tuple(sent), time.time())
-        try:
+        with self.asking(what, sent, self.deadline):
             answers = self._wait_for(sent, what, on_death)
-        finally:
-            del self._asked[number]
         self.raise_lost_engines(answers, what)
         return answers
+
+    @contextmanager
+    def asking(self, what: str, ranks: Iterable[int], deadline: float | None) -> Iterator[None]:
+        """Ranks are waited for inside the block, of which other threads are told."""
+        number = next(self._waits)
+        self._asked[number] = Asked(what, tuple(ranks), time.time(), deadline)
+        try:
+            yield
+        finally:
+            del self._asked[number]
 
     def raise_lost_engines(self, answers: Mapping[int, Any], what: str) -> None:
         """Raise RankLost for ranks that answer that the process behind their engine is gone, or that of a policy which

@@ -229,7 +229,8 @@ class WorkerGroup:
             else:
                 gone.append(staged)
         for each in gone:
-            self.client.call_all(each.group.ranks, "let_go", each.group.key, each.number)
+            what = f"{each.group.name}: forgetting weights that are published"
+            self.client.call_all(each.group.ranks, "let_go", each.group.key, each.number, what=what)
 
     def forget_kept(self, ranks: Collection[int]) -> None:
         """Forget weights that were kept aside on ranks that are lost."""

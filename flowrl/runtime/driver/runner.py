@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -325,7 +326,8 @@ class Runner:
         self.recorder.note_memory(label, step.number, self.executor.memory())
         if self._watches.look(label, lines, step):
             self._checkpoints.overdue = True  # with the weights that the next rows are sampled with, for flowrl gap
-            self.progress.note(f"look for the cause when the next step is done: flowrl gap {self._out}")
+            command = shlex.join(["flowrl", "gap", str(self._out)])
+            self.progress.note(f"look for the cause when the next step is done: {command}")
         self._losses.note_step()
         if self._replay is not None and self._replay.ends_after(self._position.number, step.number):
             self._replayed = True

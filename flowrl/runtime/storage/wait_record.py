@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 NAME = "waits.json"
+RESTART = "the restart of what was lost"  # for which ranks are waited for that have no process yet
 
 
 @dataclass(frozen=True)

@@ -692,6 +692,18 @@ MISTAKES = [
         "pipeline: staleness is a whole number from 0 up, not true.",
         "fix  Write staleness: 0.",
     ),
+    (
+        "pipeline:\n  copies: 3\n",
+        2,
+        "pipeline: copies is 3, and rows are kept on one rank more: 2 at most.",
+        "fix  Write copies: 2.",
+    ),
+    (
+        "pipeline:\n  deadline: .nan\n",
+        2,
+        "pipeline: deadline is a number of seconds, not .nan.",
+        "fix  Write deadline: 600, or take it out to wait for ever.",
+    ),
     ("pipeline:\n  chunks: 0\n", 2, "pipeline: chunks is a whole number from 1 up, not 0.", "fix  Write chunks: 1."),
     (
         "pipeline:\n  order: fiffo\n",

@@ -13,8 +13,10 @@ from flows import module_of
 from flowrl.errors import RankLost
 from flowrl.placement.plan.plan import Pipeline, Place, Plan, Pool
 from flowrl.runtime.distributed.calls.pending_calls import CallOnRanks
+from flowrl.runtime.distributed.open_groups import OpenGroups
 from flowrl.runtime.distributed.protocol import Failed
 from flowrl.runtime.driver.monitoring.wait_story import wait_story
+from flowrl.runtime.storage.wait_record import RESTART
 
 THREE = Plan({"a": "cpu", "b": Pool("b", processes=3)}, {"learner": {"train": Place("a"), "generate": Place("b")}})
 
@@ -99,6 +101,34 @@ def test_a_run_that_goes_back_opens_its_workers_on_who_is_left(monkeypatch, calm
     kinds = [kind for kind, _ in events(tmp_path, "lost", "renewed", "resized", "recovered")]
     assert kinds == ["lost", "resized", "recovered"]
     assert tokens(tmp_path) == tokens(calm) and record(tmp_path)["ledger"] == record(calm)["ledger"]
+
+
+@pytest.mark.parametrize("kill", [("run", 1, 0), ("run", 1, 2)], ids=["going back", "in its step"])
+def test_who_asks_meanwhile_is_told_of_a_restart(monkeypatch, tmp_path, kill):
+    """It may take a minute, in which no call is under way."""
+    told, open_groups = [], OpenGroups.restart_ranks
+
+    def restart_ranks(self, ranks, within=None):
+        real = self.ranks.restart
+
+        def restart(*args):
+            told.extend(self.client.asked())
+            return real(*args)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(self.ranks, "restart", restart)
+            return open_groups(self, ranks, within)
+
+    monkeypatch.setattr(OpenGroups, "restart_ranks", restart_ranks)
+    _, place = run_direct(module_of("replicas_flow").trained, THREE, tmp_path, "learn", kill=kill)
+    assert [(asked.what, asked.ranks) for asked in told if asked.what == RESTART] == [(RESTART, (kill[2],))]
+    assert not place.client.asked()
+
+
+def test_what_a_rank_was_asked_as_it_died_is_told_in_words(tmp_path):
+    run_direct(module_of("replicas_flow").trained, THREE, tmp_path, "learn", kill=("let_go", 1, 0))
+    [(_, lost)] = events(tmp_path, "lost")
+    assert "died during learner: forgetting weights that are published" in lost
 
 
 def test_the_last_one_is_waited_for_and_then_the_run_ends(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -13,7 +14,7 @@ from ....errors import UsageError, shown
 from ....workers.user_code.rows_in_progress import DIED, Row, at_work, lines_of
 from ...storage.run_lock import began, holder_of, is_stopped
 from ...storage.run_record import read_record, records_within
-from ...storage.wait_record import WaitingCall, WaitingRank, WaitRecord, read_waits
+from ...storage.wait_record import RESTART, WaitingCall, WaitingRank, WaitRecord, read_waits
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,8 @@ def _story_of(run: Path, record: Mapping[str, Any]) -> WaitStory:
     status, waits = record.get("status"), read_waits(run)
     holder, alive = holder_of(run)
     process = f"process {holder['pid']} on {holder['host']}" if holder is not None else "its process"
-    go_on = f"Go on with: flowrl run {shown(str(record.get('script', 'SCRIPT')))} --out {shown(str(run))} --resume"
+    script = shown(str(record.get("script", "SCRIPT")))
+    go_on = f"Go on with: {shlex.join(['flowrl', 'run', script, '--out', shown(str(run)), '--resume'])}"
     if status == "done":
         return WaitStory(f"{run} is done, and waits for nothing.")
     if status in ("failed", "interrupted"):
@@ -105,6 +107,9 @@ def _story_of(run: Path, record: Mapping[str, Any]) -> WaitStory:
     ago = max(0.0, time.time() - waits.time)
     state = f"{run}: {process} is alive. What it waited for {ago:.0f} s ago, when nothing had happened for "
     return WaitStory(f"{state}{waits.quiet:.0f} s:", _chain(run, waits), *_blame(run, waits))
+
+
+_RESTARTED = "which was lost and is started again"
 
 
 # -- the chain ---------------------------------------------------------------------------------------------------------
@@ -189,6 +194,8 @@ def _row_only(row: Row) -> str:
 
 def _rank_state(rank: WaitingRank) -> str:
     """How the process of a rank is, as far as it can be seen from here."""
+    if rank.what == RESTART:
+        return _RESTARTED
     if not rank.began or not rank.pid:
         return "which cannot be seen from here"
     if began(rank.pid) != rank.began:
@@ -208,6 +215,8 @@ def _blame(run: Path, waits: WaitRecord | None) -> tuple[str, str]:
         who = f"rank {rank.rank} of pool '{rank.pool}', process {rank.pid} on {rank.node}, {state}"
         if state == "which is stopped":
             return who, f"kill -CONT {rank.pid}"
+        if state == _RESTARTED:
+            return who, "Wait: the run goes on by itself once it is there."
         if state == "which is dead":
             return who, "The run starts it again as soon as it is told of it."
     path = _path({call.id: call for call in waits.calls})

@@ -16,9 +16,9 @@ import pytest
 import flowrl as fl
 from flowrl.batch import CallInfo
 from flowrl.cli import main
-from flowrl.runtime.driver.monitoring.wait_story import wait_story
+from flowrl.runtime.driver.monitoring.wait_story import _blame, wait_story
 from flowrl.runtime.storage.run_lock import is_stopped
-from flowrl.runtime.storage.wait_record import read_waits
+from flowrl.runtime.storage.wait_record import RESTART, read_waits
 from flowrl.workers.user_code.rows_in_progress import Notes, at_work
 
 FLOW = Path(__file__).parents[2] / "hang_flow.py"
@@ -132,6 +132,19 @@ def test_the_chain_ends_with_who_runs_and_says_deadline_and_version(tmp_path):
         f"actor.update of step 3 (grpo.py:30) waits for rank 2 of pool 'train', process {dead.pid} on n1, which is dead "
         "(40 s so far, of 600 s at most)",
     ]
+
+
+def test_a_rank_that_is_started_again_is_named(tmp_path):
+    (tmp_path / "run.json").write_text(json.dumps({"status": "running"}))
+    rank = {"rank": 2, "pool": "train", "pid": 4711, "node": "n1", "began": "x", "what": RESTART, "since": 60.0}
+    (tmp_path / "waits.json").write_text(json.dumps({"time": 73.0, "quiet": 14.0, "ranks": [rank]}))
+    assert [str(wait) for wait in wait_story(tmp_path).waits] == [
+        "the program waits for rank 2 of pool 'train', process 4711 on n1, which was lost and is started again "
+        "(13 s so far, without a deadline)"
+    ]
+    blame, fix = _blame(tmp_path, read_waits(tmp_path))
+    assert blame == "rank 2 of pool 'train', process 4711 on n1, which was lost and is started again"
+    assert fix == "Wait: the run goes on by itself once it is there."
 
 
 def test_a_worker_that_is_being_opened_is_named(tmp_path):
