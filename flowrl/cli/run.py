@@ -128,7 +128,7 @@ def run_command(flow: Flow, words: Sequence[str]) -> int:
     if not faulthandler.is_enabled():
         faulthandler.enable()  # a crash of user code says where it was
     try:
-        outcome = _run(flow, given, out, arguments=[*begun, *lasting_words(words, begun)])
+        outcome = _run(flow, given, out, arguments=[*begun, *lasting_words(given.words[len(begun) :], begun)])
     except (CheckError, UsageError):
         raise  # nothing has run
     except KeyboardInterrupt as stopped:

@@ -16,6 +16,7 @@ from ..graph.ops.function_spec import Spec
 from ..graph.script.fields_read_in_source import fields_read
 from ..graph.script.site import defined_at
 from ..graph.stand_ins.values import Value
+from .take_rows import take_rows
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -77,6 +78,10 @@ class LossInputs:
             )
         value = self.fields[name]
         return value[self.row] if name in self.by_row else value
+
+    def spread(self, rows: Tensor) -> Tensor:
+        """What each row has, [rows], for each of its tokens: [total], with gradient."""
+        return take_rows(rows, self.row)
 
     def row_sum(self, tokens: Tensor) -> Tensor:
         """The sum of [total] over the masked tokens of each row: [rows], with gradient."""

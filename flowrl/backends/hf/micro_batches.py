@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ...batch import Batch
 from ...errors import DataError
+from ...rl.take_rows import take_rows
 from .generation.support import Support
 from .ragged import ragged_index, starts_of
 
@@ -153,7 +154,7 @@ class Micro:
         """The hidden states [n, hidden] that predict the tokens ``at``."""
         with net.mixed():
             found = net.hidden(self.ids, self.positions, self.mask(net.compute))
-        return found.flatten(0, 1)[self.gather]
+        return take_rows(found.flatten(0, 1), self.gather)
 
 
 def micro_batches(net: Net, rows: Rows, chosen: Tensor, budget: int, layout: str | None = None) -> list[Micro]:

@@ -6,8 +6,9 @@ import argparse
 import inspect
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +16,26 @@ from ...errors import UsageError, did_you_mean, near, shown
 from ...flow import Flow
 from ...program import Program
 from ..help import new_parser
+from .config_file import FromFile, expand_config
 
 
 @dataclass(frozen=True)
 class Words:
-    """Parsed options, and the parameters of each chosen program."""
+    """Parsed options, and the parameters of each chosen program.
+
+    ``words`` are what they are read from, with the options of files in the place of these.
+    """
 
     options: argparse.Namespace
     programs: tuple[str, ...]
     parameters: Mapping[str, Mapping[str, Any]]
+    words: tuple[str, ...] = ()
 
 
 def parse(flow: Flow, command: str, words: Sequence[str], extra: Callable[[argparse.ArgumentParser], None]) -> Words:
     """Read a command's words; ``extra`` adds the options of that command. Raises UsageError with the near miss."""
     parser = new_parser(command, shown(flow.script))
+    words, from_files = expand_config(words)
     programs = chosen(flow, words)
     between = [name for name in _evaluations(words) if name in flow.programs and name not in programs]
     asked = {name: flow.find_program(name) for name in (*programs, *between)}
@@ -43,7 +50,7 @@ def parse(flow: Flow, command: str, words: Sequence[str], extra: Callable[[argpa
             if not _sayable(parameter):
                 continue
             both = dict.fromkeys((parameter.name.replace("_", "-"), parameter.name))
-            spelled = [f"--{name}.{p}" for p in both] if len(asked) > 1 else []
+            spelled = [f"--{name}.{p}" for p in both]
             spelled += [f"--{p}" for p in both] if shared[parameter.name] == 1 and name in programs else []
             if any(s in known for s in spelled):
                 raise UsageError(
@@ -54,7 +61,7 @@ def parse(flow: Flow, command: str, words: Sequence[str], extra: Callable[[argpa
             flags[dest] = (name, parameter.name)
             reader = _reader(parameter)
             bare: dict[str, Any] = {"nargs": "?", "const": True} if reader is _bool else {}
-            told = [s for s in spelled if parameter.name.replace("_", "-") in s]
+            told = [s for s in spelled if parameter.name.replace("_", "-") in s and (len(asked) > 1 or "." not in s)]
             for spellings, text in ((told, default), ([s for s in spelled if s not in told], argparse.SUPPRESS)):
                 if spellings:
                     group.add_argument(
@@ -66,7 +73,9 @@ def parse(flow: Flow, command: str, words: Sequence[str], extra: Callable[[argpa
                         help=text,
                         **bare,
                     )
-    options = read_words(parser, words, f"flowrl {command} {shown(flow.script)} --help")
+    help_ = f"flowrl {command} {shown(flow.script)} --help"
+    words = list(_switched(parser, _without_others(parser, words, from_files, help_)))
+    options = read_words(parser, words, help_)
     parameters = _presets(asked, options.preset)
     for dest, (name, parameter) in flags.items():
         if hasattr(options, dest):
@@ -76,7 +85,7 @@ def parse(flow: Flow, command: str, words: Sequence[str], extra: Callable[[argpa
         if not name:
             raise UsageError(f"--model {given}: write --model WORKER=NAME.")
         flow.use_model(worker, name)
-    return Words(options, programs, parameters)
+    return Words(options, programs, parameters, tuple(words))
 
 
 def add_common(parser: argparse.ArgumentParser, presets: Sequence[str] = ()) -> None:
@@ -86,6 +95,9 @@ def add_common(parser: argparse.ArgumentParser, presets: Sequence[str] = ()) -> 
         "--program", metavar="NAME,...", help="which programs (default: the one that is named like the flow)"
     )
     named = f": {', '.join(presets)}" if presets else ""
+    program.add_argument(
+        "--config", metavar="FILE", help="options from a YAML file, at this place: NAME: VALUE; later words win"
+    )
     program.add_argument("--preset", metavar="NAME", help=f"values of the program's parameters{named}")
     program.add_argument(
         "--model", action="append", default=[], metavar="WORKER=NAME", help="another model: hub name or folder"
@@ -97,6 +109,31 @@ def add_common(parser: argparse.ArgumentParser, presets: Sequence[str] = ()) -> 
         help="where workers run (YAML), the name of a shipped plan, or auto: searched for this machine",
     )
     program.add_argument("--seed", type=int, metavar="N", help="seed of the run (0)")
+
+
+def _without_others(
+    parser: argparse.ArgumentParser, words: Sequence[str], from_files: Sequence[FromFile], help_: str
+) -> list[str]:
+    """Return the words without those of files that are for ``flowrl run`` alone.
+
+    Raises UsageError, with the line of the file, for an option that is not known or whose value does not fit.
+    """
+    known, of_run = _options(parser), argparse.ArgumentParser(add_help=False)
+    import_module("..run", __package__).add_options(of_run)
+    others: list[str] = []
+    for option in from_files:
+        name = f"--{option.name}"
+        if name not in known and name in _options(of_run):
+            others += option.words
+            continue
+        try:
+            found = vars(read_words(parser, option.words, help_))
+            if len(option.words) > 1 and not isinstance(found.get(known[name].dest), list):
+                raise UsageError(f"{name} takes one value.", fix=f"Write {option.name}: {option.texts[-1]}.")
+        except UsageError as error:
+            error.at = option.at
+            raise
+    return [word for word in words if word not in others]
 
 
 def name_of(said: str) -> str:
@@ -111,9 +148,20 @@ def read_known(
 ) -> tuple[argparse.Namespace, list[str]]:
     """Read the words that a parser knows; the others come back. Raises UsageError for a value that does not fit."""
     try:
-        return parser.parse_known_args(list(words))
+        return parser.parse_known_args(list(_switched(parser, words)))
     except argparse.ArgumentError as error:
         raise UsageError(f"{error}.", fix=fix) from None
+
+
+def _switched(parser: argparse.ArgumentParser, words: Sequence[str]) -> Iterator[str]:
+    """Yield the words, with ``--quiet=true`` for a switch as ``--quiet``, and without ``--quiet=false``."""
+    known = _options(parser)
+    for word in words:
+        name, _, value = word.partition("=")
+        if name in known and known[name].nargs == 0 and value.lower() in ("true", "false"):
+            yield from [name] * (value.lower() == "true")
+        else:
+            yield word
 
 
 def _presets(programs: Mapping[str, Program], preset: str | None) -> dict[str, dict[str, Any]]:

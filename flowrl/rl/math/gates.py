@@ -49,9 +49,9 @@ def _sapo(x: LossInputs, moved: Moved, a: Tensor, *, positive: float, negative: 
 def _gmpo(x: LossInputs, moved: Moved, a: Tensor, *, low: float, high: float) -> Gated:
     whole = x.row_mean(a)
     held = moved.log.clamp(-low, high)
-    lower = torch.where(whole[x.row] >= 0, torch.minimum(moved.log, held), torch.maximum(moved.log, held))
+    lower = torch.where(x.spread(whole) >= 0, torch.minimum(moved.log, held), torch.maximum(moved.log, held))
     loss = -whole * x.row_mean(lower).exp()
-    return loss[x.row], lower != moved.log
+    return x.spread(loss), lower != moved.log
 
 
 def _dppo(x: LossInputs, moved: Moved, a: Tensor, *, kind: str, low: float, high: float, cap: float) -> Gated:

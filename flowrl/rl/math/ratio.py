@@ -37,6 +37,6 @@ def at_level(x: LossInputs, moved: Tensor, level: str) -> Tensor:
     if level == "token":
         return moved
     if level == "sequence":
-        return guarded(x.row_sum(moved))[x.row]
-    mean = x.row_mean(moved)[x.row]
+        return x.spread(guarded(x.row_sum(moved)))
+    mean = x.spread(x.row_mean(moved))
     return mean if level == "geometric" else mean.detach() + moved - moved.detach()
