@@ -136,7 +136,7 @@ class Flight(Tracer):
             self.assumed.setdefault(f"{value.ref.text} != {number}", decision.at)
         return number
 
-    def _lint_read(self, ref: TNumber, at: At) -> None:
+    def _note_wait(self, ref: TNumber, at: At) -> None:
         del ref, at  # the check has said it; here it only costs time
 
     def record(
