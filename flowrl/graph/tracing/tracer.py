@@ -62,6 +62,7 @@ class Tracer:
         self.provenance = Provenance(self, owner)
         self.reads = Reads(self)
         self.errors: list[FlowError] = []
+        self.counted: dict[int, Rows] = {}  # by call, the rows that it counts
         self.waits: dict[At, set[str]] = {}  # of each line that needs a value, what it waits for
         self.code = getattr(program, "__code__", None)
         self.loop, self.iteration, self._loops, self._draws = 0, 0, 0, 0
