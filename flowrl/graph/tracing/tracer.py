@@ -20,7 +20,7 @@ from ..stand_ins.current_session import nested_steps
 from ..stand_ins.scalars import ScalarValue
 from ..stand_ins.symbols import INDEX, KEY, OTHER, STORED, Symbol
 from ..stand_ins.values import BatchValue, FieldValue, Value, find, is_handle
-from .call_errors import adding, undeclared_reads
+from .call_errors import adding, new_names, undeclared_reads
 from .column_origins import Provenance
 from .follow_branches import Path
 from .log_names import Logged, Names
@@ -229,8 +229,8 @@ class Tracer:
             return self.row_ops.call(op, args)
         at = caller()
         kwargs = dict(kwargs)
-        into = dict(kwargs.pop("into", None) or {})
         title = f"{worker.name if worker else op.owner}.{op.name}"
+        into = new_names(title, kwargs.pop("into", None), op, at)
         try:
             arguments = op.bind(args, kwargs)
         except TypeError as error:

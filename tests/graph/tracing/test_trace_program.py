@@ -364,6 +364,10 @@ def test_an_error_inside_a_library_names_the_line_of_the_script():
         (lambda batch: batch.select("promt"), "the batch has no field 'promt' here."),
         (lambda batch: float(batch.prompt_ids), "'prompt_ids' has a value for each row, and float() takes one."),
         (lambda batch: flow.take(3), "flow.take(source, count) takes a source of data, and was given int 3."),
+        (
+            lambda batch: actor.generate(batch, into="mine"),
+            "actor.generate: into= takes a dict of names, and was given str 'mine'.",
+        ),
         (lambda batch: actor.generate(), "actor.generate: missing a required argument: 'batch'."),
         (lambda batch: batch + batch, "batches are not added."),
         (lambda batch: np.exp(batch.prompt_ids), "NumPy takes no field: its values are not there in a program."),
