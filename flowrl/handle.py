@@ -149,13 +149,17 @@ def misnamed(handles: Sequence[Handle]) -> list[FlowError]:
     """Return the errors of workers that plans, graphs and records could not tell apart from others, or a library."""
     errors: list[FlowError] = []
     first: dict[str, Handle] = {}
-    looped: dict[Handle, None] = {}
+    looped: set[Handle] = set()
     for handle in handles:
         other = first.setdefault(handle.name.casefold(), handle)
         if other is not handle:
             same = other.name == handle.name
             if other.at == handle.at and same:  # a loop makes them, as often as it goes round
-                looped[other] = None
+                what = f"several workers of this line are called '{handle.name}'."
+                fix = f'Give each its own name: flow.worker(..., name=f"{handle.name}_{{i}}").'
+                if other not in looped:
+                    errors.append(WorkerError(what, at=handle.at, fix=fix))
+                looped.add(other)
                 continue
             taken = f"as is the one at line {other.at.line}{'' if same else f', {other.name!r}, but for its case'}"
         elif (wrong := name_problem(handle.name)) is not None:
@@ -168,9 +172,6 @@ def misnamed(handles: Sequence[Handle]) -> list[FlowError]:
             continue
         fix = f'Give it a variable of its own, or a name: flow.worker(..., name="{handle.name}_2").'
         errors.append(WorkerError(f"a worker is called '{handle.name}', {taken}.", at=handle.at, fix=fix))
-    for handle in looped:
-        fix = f'Give each its own name: flow.worker(..., name=f"{handle.name}_{{i}}").'
-        errors.append(WorkerError(f"several workers of this line are called '{handle.name}'.", at=handle.at, fix=fix))
     return errors
 
 
