@@ -24,6 +24,7 @@ FlowError
 
 from __future__ import annotations
 
+import builtins
 import errno
 import os
 import sys
@@ -32,6 +33,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any
 
 __all__ = [
@@ -290,10 +292,29 @@ def cut(text: str, most: int = LONGEST) -> str:
     return text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"
 
 
+_FEW = 20  # names that are listed where none is near
+
+
 def near(word: str, words: Iterable[str]) -> str | None:
     """The word of ``words`` that ``word`` was probably meant to be, or None."""
     matches = get_close_matches(word, list(words), n=1, cutoff=0.6)
     return matches[0] if matches else None
+
+
+def names_instead(error: Exception) -> tuple[str | None, list[str] | None]:
+    """The fix for Python's own error about a name that is not there, and the names that are, where they are few.
+
+    Of a module that lists its names in ``__all__`` these count alone, not what it imports.
+    """
+    if not isinstance(error, (AttributeError, NameError)) or not error.name:
+        return None, None
+    if isinstance(error, NameError):
+        frame = [frame for frame, _ in walk_tb(error.__traceback__)][-1]
+        names = [*frame.f_locals, *frame.f_globals, *vars(builtins)]
+    else:
+        names = list(getattr(error.obj, "__all__", dir(error.obj)))
+    meant = did_you_mean(error.name, names)
+    return meant, names if meant is None and len(names) <= _FEW else None
 
 
 def near_file(path: Path, pattern: str, names: Iterable[str] = ()) -> str | None:

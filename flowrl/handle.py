@@ -149,10 +149,18 @@ def misnamed(handles: Sequence[Handle]) -> list[FlowError]:
     """Return the errors of workers that plans, graphs and records could not tell apart from others, or a library."""
     errors: list[FlowError] = []
     first: dict[str, Handle] = {}
+    looped: set[Handle] = set()
     for handle in handles:
         other = first.setdefault(handle.name.casefold(), handle)
         if other is not handle:
             same = other.name == handle.name
+            if other.at == handle.at and same:  # a loop makes them, as often as it goes round
+                what = f"several workers of this line are called '{handle.name}'."
+                fix = f'Give each its own name: flow.worker(..., name=f"{handle.name}_{{i}}").'
+                if other not in looped:
+                    errors.append(WorkerError(what, at=handle.at, fix=fix))
+                looped.add(other)
+                continue
             taken = f"as is the one at line {other.at.line}{'' if same else f', {other.name!r}, but for its case'}"
         elif (wrong := name_problem(handle.name)) is not None:
             taken = f"which {wrong}"

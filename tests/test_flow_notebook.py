@@ -106,7 +106,7 @@ def test_two_of_a_name_in_one_cell_are_refused(cell):
     cell("a, b = (flow.worker(Counter, name='same') for _ in range(2))")
     cell(PROGRAM.format(by=1).replace("flow.log", "a.add(); b.add(); flow.log"))
     errors = cell.names["flow"].check().errors
-    assert any(e.what.startswith("a worker is called 'same', as is the one at line 1") for e in errors)
+    assert any(e.what == "several workers of this line are called 'same'." for e in errors)
 
 
 def test_two_of_a_name_in_a_script_are_refused(tmp_path):

@@ -62,6 +62,20 @@ def test_names_that_differ_in_case_alone_are_one_file_on_some_systems():
     assert "a worker is called 'Judge', as is the one at line" in error.what and "but for its case" in error.what
 
 
+def test_workers_that_a_loop_makes_under_one_name_are_told_once():
+    flow = fl.Flow("f")
+    judges = [flow.worker(fl.FunctionReward, exact, name="judge") for _ in range(3)]
+
+    @flow.program
+    def f(steps: int = 1):
+        for step, batch in flow.steps(fl.data.rows([{"prompt": "a"}]), steps):
+            flow.log(step, rows=batch.count(), judges=len(judges))
+
+    [error] = [e for e in flow.check().errors if isinstance(e, WorkerError)]
+    assert error.what == "several workers of this line are called 'judge'."
+    assert error.fix == 'Give each its own name: flow.worker(..., name=f"judge_{i}").'
+
+
 @pytest.mark.parametrize("name", ["../../x", "a.b", "a b", "\ud800", "nul", "x" * 65])
 def test_pools_are_files_and_actors_too(name, tmp_path):
     with pytest.raises(PlanError, match="the name of pool") as error:

@@ -332,7 +332,7 @@ class Study:
             self.cost_model.source,
             setup.staleness,
             flown.events,
-            assumed=tuple(f"not ({c})   {at}" for c, at in flight.assumed.items()),
+            assumed=tuple(f"{condition}   {at}" for condition, at in flight.assumed.items()),
             notes=(*self._notes(), *self._notes_on_steps(flown.commits, setup.staleness)),
             workers=self.workers,
             hosts=tuple(use.to_json() for use in self.host_memory),

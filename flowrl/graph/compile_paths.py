@@ -45,7 +45,7 @@ def compile_graph(traced: Traced, workers: Sequence[WorkerInfo] = (), staleness:
     again = growth(traced.longer)
     for key in again.edges & set(edges_found):
         edges_found[key].repeats = True
-    add_control(edges_found, there, when, which, trails)
+    add_control(edges_found, there, when, which, trails, order)
     label = {place: condition(found) for place, found in when.items()}
     relaxed = relaxed_calls(traced)
     lag = {p: staleness if site(sample[p]) in relaxed else 0 for p in order}

@@ -16,13 +16,18 @@ def add_control(
     when: Mapping[Place, Diagram | None],
     which: Mapping[Key, Diagram | None],
     trails: Sequence[Trail],
+    order: Sequence[Place],
 ) -> None:
     """Add an edge from what the program's conditions look at to each call and source that hangs on them.
 
     One hangs on a condition if it happens, reads other things, or is given other arguments with another outcome:
     ``if float(kl) > target: coef *= 1.5`` makes ``coef`` of the next step depend on ``kl``. A call that reads, or
-    hangs on, what hangs on the same condition has no edge of its own.
+    hangs on, what hangs on the same condition has no edge of its own. Nor has one that was made before what the
+    condition looks at: it only hands on more or less.
+
+    ``order``: the calls in program order.
     """
+    rank = {place: number for number, place in enumerate(order)}
     asked: dict[Place, list[Test]] = {place: list(tests(found)) for place, found in when.items()}
     for (_, dst, _), found in which.items():
         asked[dst] += tests(found)
@@ -36,7 +41,7 @@ def add_control(
             for index in sorted(test.decision.calls):
                 maker = trails[test.trail].calls[index]
                 kind = "carried" if carried(maker, loop, 2) else "control"
-                if maker.place in there and (maker.place != place or kind == "carried"):
+                if maker.place in there and (kind == "carried" or rank[maker.place] < rank.get(place, len(order))):
                     mine[(maker.place, kind, test.condition)] = None
     for trail in trails:
         for draw in trail.draws.values():

@@ -27,6 +27,8 @@ def unsupported(traced: Traced, plan: Plan, handles: Sequence[HandleLike], runti
     if runtime != "ray":
         yield from _devices(plan)
         yield from _engines(plan)
+    else:
+        yield from _weights_elsewhere(traced, plan, handles)
     yield from _backends(traced, plan, handles)
 
 
@@ -99,6 +101,21 @@ def _engines(plan: Plan) -> Iterator[PlanError]:
                 "in one process a pool has one engine for both.",
                 at=stated[1].at,
                 fix="Give it a pool of its own to generate in, or name one that does both.",
+            )
+
+
+def _weights_elsewhere(traced: Traced, plan: Plan, handles: Sequence[HandleLike]) -> Iterator[PlanError]:
+    """Yield ops that look at the weights of a worker in another pool: the ranks that run them have none of these."""
+    names = {h.name for h in handles}
+    calls = [c for t in traced.trails for c in t.calls if c.worker in names and not c.op.external]
+    for (worker, other), title in {(c.worker, name): c.title for c in calls for name in c.serves}.items():
+        mine, theirs = plan.place_of(worker), plan.place_of(other)
+        if mine.pool != theirs.pool:
+            yield PlanError(
+                f"{title} takes the weights of '{other}', which is in pool '{theirs.pool}'; "
+                f"'{worker}' is in pool '{mine.pool}'.",
+                at=mine.at,
+                fix=f"Place '{worker}' in pool '{theirs.pool}', with the same mesh and backend as '{other}'.",
             )
 
 

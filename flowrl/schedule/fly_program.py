@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -10,10 +12,11 @@ from ..errors import At
 from ..graph.may_see_older_weights import site
 from ..graph.ops.op import Op
 from ..graph.ops.signature import Signature
+from ..graph.script.site import users_line
 from ..graph.script.surroundings import Surroundings
 from ..graph.stand_ins import current_session as sessions
 from ..graph.stand_ins.replaced_builtins import shims
-from ..graph.stand_ins.values import BatchValue, Value, find
+from ..graph.stand_ins.values import PYTHON, BatchValue, Value, find
 from ..graph.tracing.follow_branches import Path
 from ..graph.tracing.trace_records import Rows, SourceLike, TCall, TField, TNumber, Use
 from ..graph.tracing.tracer import Tracer
@@ -51,8 +54,8 @@ class Made:
 class Flight(Tracer):
     """The session of a flown program. ``steps`` cuts every loop short; ``note`` is told of each call before it is made.
 
-    Where the program asks for a value, the clock goes on until it is there; a condition on it is taken as False, and is
-    in ``assumed`` with its line.
+    Where the program asks for a value, the clock goes on until it is there. A condition on numbers of rows is computed,
+    as if filters kept all; any other is taken as False. What was taken is in ``assumed`` with its line.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class Flight(Tracer):
         self.clock, self.scheme = clock, scheme
         self.assumed: dict[str, At] = {}
         self._most, self._note = steps, note
+        self._rounds: dict[tuple[At, int, bool], int] = {}  # how often a line of a step had an outcome
         self._opened = 0
         self._inside = False
         self._sizes: dict[int, int] = {}
@@ -123,20 +127,35 @@ class Flight(Tracer):
             self.clock.wait_for(sorted(ref.calls))
             if kind is bool:
                 known = len(self.trail.path.taken)
+                if (outcome := self._of_rows(ref)) is not None:
+                    self.assumed.setdefault(ref.text if outcome else f"not ({ref.text})", users_line())
+                    return outcome
                 outcome = super().read(value, kind)
                 for decision in self.trail.path.taken[known:]:
-                    self.assumed.setdefault(decision.condition, decision.at)
+                    self.assumed.setdefault(f"not ({decision.condition})", decision.at)
                 return outcome
         return super().read(value, kind)
+
+    def _of_rows(self, ref: TNumber) -> bool | None:
+        """The outcome of a condition on numbers of rows; None on other values, and where a loop goes on and on."""
+        sizes = {f"c{call}": size for call, rows in self.counted.items() if (size := self.count(rows))}
+        number = None
+        with suppress(SyntaxError):  # no term that Python reads
+            number = _computed(ast.parse(ref.key, mode="eval").body, sizes)
+        if number is None:
+            return None
+        key = (users_line(), self._opened, bool(number))
+        self._rounds[key] = self._rounds.get(key, 0) + 1
+        return bool(number) if self._rounds[key] <= _ROUNDS else None
 
     def number(self, value: Value, way: str) -> int:
         known = len(self.trail.path.taken)
         number = super().number(value, way)
         for decision in self.trail.path.taken[known:]:
-            self.assumed.setdefault(f"{value.ref.text} != {number}", decision.at)
+            self.assumed.setdefault(f"{value.ref.text} == {number}", decision.at)
         return number
 
-    def _lint_read(self, ref: TNumber, at: At) -> None:
+    def _note_wait(self, ref: TNumber, at: At) -> None:
         del ref, at  # the check has said it; here it only costs time
 
     def record(
@@ -219,3 +238,19 @@ class Flight(Tracer):
             return self._from.get(rest[0], ())
         inner: list[Rows | int] = rest if kind == "concat" else rest[:1]
         return tuple(source for part in inner if not isinstance(part, int) for source in self.sources(part))
+
+
+_ROUNDS = 16  # of a loop on a number of rows within a step
+
+
+def _computed(term: ast.expr, numbers: Mapping[str, float]) -> Any:
+    """The number that a term stands for, such as ``gt(c12, 0)`` where ``c12`` is known; else None."""
+    if isinstance(term, ast.Name):
+        return numbers.get(term.id)
+    if isinstance(term, ast.Call) and isinstance(term.func, ast.Name):
+        operation, operands = PYTHON.get(term.func.id), [_computed(operand, numbers) for operand in term.args]
+        with suppress(ArithmeticError):
+            return operation(*operands) if operation and None not in operands else None
+    with suppress(ValueError):
+        return ast.literal_eval(term)
+    return None

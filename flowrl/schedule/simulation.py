@@ -54,7 +54,7 @@ class Simulation:
     """A program on the virtual clock. ``step_seconds`` is the steady step: between commits in the second half.
 
     ``lags``: prompt groups by publishes between sampling and training. ``assumed``: conditions on values that only a
-    run knows, each taken as false. ``notes``: what else the times rest on.
+    run knows, as they were taken. ``notes``: what else the times rest on.
     """
 
     program: str

@@ -61,6 +61,21 @@ def branches(graph):
     return {n.id: n.branch for n in graph.nodes if n.branch}
 
 
+def test_what_a_condition_looks_at_does_not_control_what_it_was_made_of():
+    """The filter hands on less where no update follows; it was made before anybody asked."""
+
+    def program():
+        for step, batch in flow.steps(prompts, 10):
+            batch = reward.score(actor.generate(batch, n=2))
+            kept = batch.filter(batch.rewards > 0)
+            if len(kept) > 0:
+                flow.log(step, actor.update(kept, loss=rl.sft()))
+
+    assert edges(graph_of(program), "control") == {
+        "batch.count -> actor.update: len(batch) > 0 [control] if len(batch) > 0"
+    }
+
+
 def test_grpo():
     def grpo(steps=10):
         for step, batch in flow.steps(prompts, steps):

@@ -205,6 +205,17 @@ def test_episodes_ask_an_engine_that_ranks_split_as_any_other(mesh, pipeline):
     assert not list(played.study(plan, program="tool_use", runtime="ray").unsupported())
 
 
+def test_weights_of_a_worker_in_another_pool_cannot_be_looked_at_on_ranks():
+    followed = load_script(str(ROOT / "algorithms" / "rlhf.py"))
+    pools = {"train": Pool("train", device="cpu"), "other": Pool("other", device="cpu")}
+    apart, beside = (Plan(pools, {"actor": Place("train"), "average": Place(name)}) for name in ("other", "train"))
+    refused = {r: list(followed.study(apart, program="rlhf", runtime=r).unsupported()) for r in ("local", "ray")}
+    assert [e.what for e in refused["ray"]] == [
+        "average.follow takes the weights of 'actor', which is in pool 'train'; 'average' is in pool 'other'."
+    ]
+    assert not refused["local"] and not list(followed.study(beside, program="rlhf", runtime="ray").unsupported())
+
+
 @pytest.mark.parametrize("pipeline", [{}, {"publish": "interrupt"}])
 def test_what_an_engine_does_is_read_from_its_row(monkeypatch, pipeline):
     """Of the engine that generates with weights that change; the table says it, and nothing else does."""

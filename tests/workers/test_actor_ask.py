@@ -102,6 +102,15 @@ def test_texts_that_cannot_be_filled_are_refused(actor, judge, rows, template, h
     assert what in caught.value.what and caught.value.fix
 
 
+def test_a_name_in_a_text_is_looked_for_among_what_text_can_be_made_of(judge, rows, actor):
+    with pytest.raises(FieldError) as near:
+        judge.ask(rows, "{respons}", tokenizer=actor)
+    assert near.value.fix == "Did you mean 'response'?" and "tokens" not in near.value.have
+    with pytest.raises(FieldError) as far:
+        judge.ask(rows, "{question}", tokenizer=actor)
+    assert far.value.fix.startswith("{prompt} is the text of the prompt")
+
+
 # -- brought back --------------------------------------------------------------------------------------------------------
 
 

@@ -1,6 +1,6 @@
-"""FieldError: judge.ask reads 'anwser', which no op before it adds.
+"""FieldError: the text of ask reads 'anwser', which no op before it adds.
   at   tests/wrong/164_question_without_column.py:25   asked = judge.ask(batch, "Is {response} the same as {anwser}?")
-  have answer, finish_reason, finished, prompt, prompt_ids, response_ids, response_mask, rollout_logprobs, sampling_logprobs, temperature, tokens, versions
+  have answer, prompt, response
   fix  Did you mean 'answer'?
 
 grpo: 1 error, 0 lints

@@ -1,6 +1,6 @@
-"""WorkerError: a worker is called 'rewardmodel', as is the one at line 15.
+"""WorkerError: several workers of this line are called 'rewardmodel'.
   at   tests/wrong/43_same_name.py:15   judges = [flow.worker(fl.RewardModel, model=f"runs/judge-{i}") for i in range(2)]
-  fix  Give it a variable of its own, or a name: flow.worker(..., name="rewardmodel_2").
+  fix  Give each its own name: flow.worker(..., name=f"rewardmodel_{i}").
 
 sample: 1 error, 0 lints
 """

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ... import shipped
-from ...errors import FlowError, ProgramError, UsageError, did_you_mean, near_file, shown
+from ...errors import FlowError, ProgramError, UsageError, did_you_mean, names_instead, near_file, shown
 from ...flow import Flow
 from ...graph.script.site import own_frames, raised_at
 
@@ -53,8 +53,9 @@ def load_script(path: str, name: str | None = None) -> Flow:
         raise UsageError(what, at=raised_at(error), fix=_import_fix(error, script)) from error
     except Exception as error:
         cause = f"{type(error).__name__}: {error}".rstrip(".")
-        fix = did_you_mean(error.name, dir(error.obj)) if isinstance(error, AttributeError) and error.name else None
-        failure = ProgramError(f"{shown(path)} failed while it was loaded: {cause}.", at=raised_at(error), fix=fix)
+        fix, have = names_instead(error)
+        what = f"{shown(path)} failed while it was loaded: {cause}."
+        failure = ProgramError(what, at=raised_at(error), have=have, fix=fix)
         raise failure from (error if len(own_frames(error)) > 1 else None)
     flows = [value for value in vars(module).values() if isinstance(value, Flow)]
     if len(flows) != 1:

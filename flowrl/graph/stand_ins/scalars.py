@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, Self
 
-from .values import PYTHON, Arithmetic
+from .values import PYTHON, UFUNCS, Arithmetic
 
 
 class Number:
@@ -67,7 +67,7 @@ class ScalarValue(Arithmetic):
 
         plain = [x.item() if getattr(x, "shape", None) == () else x for x in inputs]
         if method == "__call__" and not kwargs and all(isinstance(x, (int, float, ScalarValue)) for x in plain):
-            operation = PYTHON.get(_UFUNCS.get(ufunc.__name__, ""))
+            operation = PYTHON.get(UFUNCS.get(ufunc.__name__, ""))
             return operation(*plain) if operation else symbols_of(ufunc)(*plain)
         inputs = tuple(float(x) if isinstance(x, ScalarValue) else x for x in inputs)
         return getattr(ufunc, method)(*inputs, **kwargs)
@@ -89,12 +89,3 @@ for _name, _fn in {**BITS, **ROUNDING}.items():
     setattr(ScalarValue, f"__{_name}__", _read_first(_fn))
 for _name, _fn in BITS.items():
     setattr(ScalarValue, f"__r{_name}__", _read_first(_fn, reflected=True))
-
-
-#: NumPy's functions that are operators, by name.
-_UFUNCS = {
-    **{"add": "add", "subtract": "sub", "multiply": "mul", "divide": "truediv"},
-    **{"floor_divide": "floordiv", "remainder": "mod"},
-    **{"power": "pow", "negative": "neg", "absolute": "abs", "less": "lt", "greater": "gt"},
-    **{"less_equal": "le", "greater_equal": "ge", "equal": "eq", "not_equal": "ne"},
-}

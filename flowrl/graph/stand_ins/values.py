@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 
 from ...column import Column
 from ...errors import ProgramError, did_you_mean
-from ..script.site import asks_to_call, caller
+from ..script.site import asks_to_call, caller, users_line
 from .argument_trees import find_in, rebuild
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ class NoSuchName(ProgramError, AttributeError):
 
 
 NoSuchName.__name__ = "ProgramError"  # as it is reported
+_WRITE_OP = "Use arithmetic, comparisons, .mean() and the like; or write an op, whose batch has tensors."
 _REDUCE = "Reduce it with .mean(), .sum(), .min() or .max(); or write an op, whose batch has rows."
 
 
@@ -112,6 +113,10 @@ class BatchValue(Value):
 
     def __or__(self, other: Any) -> Any:
         return self._call("join", other)
+
+    def __add__(self, other: Any) -> NoReturn:
+        fix = "Write a.concat(b) for the rows of both, a | b for the fields of both on the same rows."
+        raise ProgramError("batches are not added.", at=caller(), fix=fix)
 
     def filter(self, mask: Any) -> Any:
         """The rows where ``mask`` (a bool field) is true."""
@@ -209,6 +214,23 @@ class FieldValue(Arithmetic):
     def __getitem__(self, index: Any) -> Any:
         raise ProgramError("a field is not indexed by rows in a program.", at=caller(), fix=_REDUCE)
 
+    def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        what = "NumPy takes no field: its values are not there in a program."
+        raise ProgramError(what, at=users_line(), fix=_WRITE_OP)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        """``numpy.float64(2) * field`` is arithmetic as ``2 * field`` is; no other function of NumPy takes a field."""
+        plain = [x.item() if getattr(x, "shape", None) == () else x for x in inputs]
+        operation = PYTHON.get(UFUNCS.get(ufunc.__name__, "")) if method == "__call__" and not kwargs else None
+        if operation is None or not all(isinstance(x, (bool, int, float, Arithmetic)) for x in plain):
+            self.__array__()
+        return operation(*plain)
+
+    @classmethod
+    def __torch_function__(cls, fn: Any, *args: Any, **kwargs: Any) -> NoReturn:
+        what = f"torch.{fn.__name__} takes no field: its values are not there in a program."
+        raise ProgramError(what, at=users_line(), fix=_WRITE_OP)
+
     def __float__(self) -> float:
         return float(self.session.read(self, float))  # says that a field is no number
 
@@ -274,4 +296,12 @@ PYTHON: dict[str, Callable[..., Any]] = {
     **{n: getattr(operator, n) for n in ("lt", "le", "gt", "ge", "eq", "ne", "neg", "abs", "invert")},
     "and": getattr(operator, "and_"),  # noqa: B009  typed as what it is given
     "or": getattr(operator, "or_"),  # noqa: B009
+}
+
+#: NumPy's functions that are operators, by name.
+UFUNCS = {
+    **{"add": "add", "subtract": "sub", "multiply": "mul", "divide": "truediv"},
+    **{"floor_divide": "floordiv", "remainder": "mod"},
+    **{"power": "pow", "negative": "neg", "absolute": "abs", "less": "lt", "greater": "gt"},
+    **{"less_equal": "le", "greater_equal": "ge", "equal": "eq", "not_equal": "ne"},
 }

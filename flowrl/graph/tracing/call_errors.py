@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ...batch import Batch
-from ...errors import At, FieldError, FlowError, did_you_mean
+from ...errors import At, FieldError, FlowError, ProgramError, did_you_mean
 from ...marks import OWN, UNMARKED, Marks, foreign_rows, other_temperature, unlike, values
+from ..ops.check_arguments import described
 from ..ops.field_types import parse_fields
 from ..ops.function_spec import Spec
 from ..ops.signature import CallShape, Signature
@@ -19,6 +20,16 @@ if TYPE_CHECKING:
     from ..ops.op import Op
 
 _NO_FIELDS = frozenset(dir(Batch))  # attributes of a batch that are no fields
+
+
+def new_names(title: str, into: Any, op: Op, at: At) -> dict[str, str]:
+    """The names of ``into=`` by those that the op says. Raises ProgramError for what is no dict."""
+    if into is None or isinstance(into, Mapping):
+        return dict(cast("Mapping[str, str]", into or {}))
+    added = next(iter(parse_fields(op.adds)), "rewards") if isinstance(op.adds, str) else "rewards"
+    name = into if isinstance(into, str) else f"my_{added}"
+    what = f"{title}: into= takes a dict of names, and was given {described(into)}."
+    raise ProgramError(what, at=at, fix=f'Write into={{"{added}": "{name}"}}.')
 
 
 def missing_field(title: str, name: str, have: Any, at: Any, adders: Any, made: str | None = None) -> FieldError:

@@ -103,6 +103,7 @@ class RowOps:
     def _on_batch(self, op: Op, batch: TBatch, rest: tuple[Any, ...], at: At) -> Any:
         if op.name == "count":
             call = self.tracer.record(op, "batch", at, Signature({}, {}), _rows_of(batch), text="len(batch)")
+            self.tracer.counted[call.index] = batch.rows
             return self._number(call, "count", whole=True)
         if op.name in GROUPED:
             return self._grouped(op, batch, rest, at)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dis
 import traceback
+import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from ...errors import At, FlowError, ProgramError
+from ...errors import At, FlowError, ProgramError, names_instead
 from ..script.site import defined_at, is_users_code, raised_at
 from ..script.surroundings import LIMIT, Surroundings
 from ..stand_ins import current_session as sessions
@@ -83,6 +85,7 @@ def _paths(name: str, program: Callable[..., Any], run: Callable[..., Run], numb
     broken: list[tuple[FlowError, Path]] = []
     waiting: list[tuple[bool, ...]] = [()]
     meanings: dict[str, tuple[str, At]] = {}  # of the names that are logged
+    waits: dict[At, set[str]] = {}
     while waiting:
         if len(traced.trails) >= cap:
             traced.capped = True
@@ -103,11 +106,14 @@ def _paths(name: str, program: Callable[..., Any], run: Callable[..., Run], numb
             broken.append((done.failure, path))
         traced.whole &= done.failure is None
         _add(traced.errors, certain(done, lambda told, used: run(Path(told, numbers=used), {}), numbers))
-        _add(traced.lints, done.tracer.lints)
+        for at, titles in done.tracer.waits.items():
+            waits.setdefault(at, set()).update(titles)
+    traced.lints[:0] = [_serial(at, titles) for at, titles in waits.items()]
     if traced.trails:
         longer = run(Path(numbers=numbers), dict(meanings), rounds=3)
         traced.longer = longer.tracer.trail if longer.failure is None else None
-        _add(traced.lints, [_not_followed(failure, path) for failure, path in broken])
+        first = {failure.report(): (failure, path) for failure, path in reversed(broken)}  # of each line and cause
+        _add(traced.lints, [_not_followed(failure, path) for failure, path in reversed(first.values())])
     else:  # the trace may take paths that no run takes, where plain Python fails
         _add(traced.errors, [failure for failure, _ in broken[:1]])
     return traced
@@ -123,17 +129,37 @@ def _run(tracer: Tracer, program: Callable[..., Any], parameters: Mapping[str, A
             return Run(tracer, error)
         except Exception as error:
             cause = f"{type(error).__name__}: {error}"
-            symbolic = any(word in cause for word in _SYMBOLIC)
-            fix = (
-                "In the trace numbers are symbols; keep to arithmetic, comparisons, float() and int() on them."
-                if symbolic
-                else "Mend that line; check runs the program with its defaults, and with symbols for numbers."
-            )
             what = f"the program failed while it was traced: {cause.rstrip('.')}."
-            failure = ProgramError(what, at=raised_at(error) or defined_at(program), fix=fix)
+            meant, have = names_instead(error)
+            failure = ProgramError(
+                what, at=raised_at(error) or defined_at(program), have=have, fix=meant or _fix(cause)
+            )
             refused = "Symbol" in cause and not isinstance(error, (AttributeError, LookupError))
-            return Run(tracer, failure, True, _refused(error, tracer) if refused else frozenset())
+            return Run(tracer, failure, not _on_any_path(error), _refused(error, tracer) if refused else frozenset())
     return Run(tracer)
+
+
+def _fix(cause: str) -> str:
+    if any(word in cause for word in _SYMBOLIC):
+        return "In the trace numbers are symbols; keep to arithmetic, comparisons, float() and int() on them."
+    return "Mend that line; check runs the program with its defaults, and with symbols for numbers."
+
+
+def _on_any_path(error: Exception) -> bool:
+    """Whether the line fails whenever it runs: a name that a module has not, or an argument that a function has not.
+
+    Any other error of Python may be one of a path that no run takes: a variable that only another step sets.
+    """
+    if isinstance(error, AttributeError):
+        return isinstance(error.obj, types.ModuleType)
+    code = [frame for frame, _ in traceback.walk_tb(error.__traceback__)][-1].f_code
+    if type(error) is NameError:
+        return "free variable" not in str(error) and not _sets_global(code, error.name)
+    return isinstance(error, TypeError) and "unexpected keyword argument" in str(error) and is_users_code(code)
+
+
+def _sets_global(code: types.CodeType, name: str | None) -> bool:
+    return any(step.opname == "STORE_GLOBAL" and step.argval == name for step in dis.get_instructions(code))
 
 
 def _refused(error: Exception, tracer: Tracer) -> frozenset[str]:
@@ -143,6 +169,11 @@ def _refused(error: Exception, tracer: Tracer) -> frozenset[str]:
     texts = frozenset(str(value.ref.text) for value in find(held) if isinstance(value, Symbol))
     last = next((text for text in reversed(tracer.symbols) if text not in tracer.trail.path.numbers.plain), None)
     return texts or (frozenset() if last is None else frozenset((last,)))
+
+
+def _serial(at: At, titles: set[str]) -> Lint:
+    waits = ", ".join(sorted(titles)) or "the data"
+    return Lint("serial", f"this line waits for {waits}: steps cannot overlap past it.", at)
 
 
 def _not_followed(failure: FlowError, path: Path) -> Lint:

@@ -20,7 +20,7 @@ from ..stand_ins.current_session import nested_steps
 from ..stand_ins.scalars import ScalarValue
 from ..stand_ins.symbols import INDEX, KEY, OTHER, STORED, Symbol
 from ..stand_ins.values import BatchValue, FieldValue, Value, find, is_handle
-from .call_errors import adding, undeclared_reads
+from .call_errors import adding, new_names, undeclared_reads
 from .column_origins import Provenance
 from .follow_branches import Path
 from .log_names import Logged, Names
@@ -31,7 +31,6 @@ from .row_operations import RowOps, made_of
 from .trace_records import (
     Adder,
     Draw,
-    Lint,
     Rows,
     SourceLike,
     TBatch,
@@ -63,7 +62,8 @@ class Tracer:
         self.provenance = Provenance(self, owner)
         self.reads = Reads(self)
         self.errors: list[FlowError] = []
-        self.lints: list[Lint] = []
+        self.counted: dict[int, Rows] = {}  # by call, the rows that it counts
+        self.waits: dict[At, set[str]] = {}  # of each line that needs a value, what it waits for
         self.code = getattr(program, "__code__", None)
         self.loop, self.iteration, self._loops, self._draws = 0, 0, 0, 0
         self._seen: dict[tuple[Any, ...], int] = {}
@@ -189,7 +189,7 @@ class Tracer:
             ref = TNumber(frozenset({ref.call}), ref.title, f"c{ref.call}")
         assert isinstance(ref, TNumber)
         if not isinstance(value, Symbol):
-            self._lint_read(ref, at)
+            self._note_wait(ref, at)
         if kind is bool:
             return self.trail.path.ask(ref.key, ref.text, at, self.iteration, ref.calls)
         if kind is int and not ref.whole:
@@ -229,8 +229,8 @@ class Tracer:
             return self.row_ops.call(op, args)
         at = caller()
         kwargs = dict(kwargs)
-        into = dict(kwargs.pop("into", None) or {})
         title = f"{worker.name if worker else op.owner}.{op.name}"
+        into = new_names(title, kwargs.pop("into", None), op, at)
         try:
             arguments = op.bind(args, kwargs)
         except TypeError as error:
@@ -308,9 +308,8 @@ class Tracer:
     def wrong(self, error: FlowError) -> None:
         self.errors.append(error)
 
-    def _lint_read(self, ref: TNumber, at: At) -> None:
-        waits = ", ".join(sorted({c.title for c in self._workers_behind(ref.calls)})) or "the data"
-        self.lints.append(Lint("serial", f"this line waits for {waits}: steps cannot overlap past it.", at))
+    def _note_wait(self, ref: TNumber, at: At) -> None:
+        self.waits.setdefault(at, set()).update(call.title for call in self._workers_behind(ref.calls))
 
     def _workers_behind(self, calls: Iterable[int]) -> list[TCall]:
         """The calls of workers and libraries that arithmetic goes back to."""

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from ...batch import Column
 from ...data.conversations import templated
 from ...data.prompts import encode
-from ...errors import At, FieldError, ModelError, ProgramError
+from ...errors import At, FieldError, ModelError, ProgramError, did_you_mean
+from ...graph.ops.field_types import STANDARD
 from ...graph.ops.signature import CallShape
 from ...marks import other_ids, values, vocabulary
 from .packed_tokens import pack
@@ -22,10 +23,20 @@ DECODED = {"prompt": "prompt_ids", "response": "response_ids"}
 
 
 def asked_columns(shape: CallShape) -> str:
-    """What a call of ``ask`` reads, by the names in its text. Raises ProgramError for a text that cannot be filled."""
+    """What a call of ``ask`` reads, by the names in its text.
+
+    Raises ProgramError for a text that cannot be filled, FieldError for a name that is no column.
+    """
     if shape.call.get("system") is not None and not shape.call.get("chat"):
         raise ProgramError("system= is for chats, and this is plain text.", fix="Add chat=True.")
-    wanted = [_field(name, shape.have) for name in _names(shape.call["template"])]
+    names = _names(shape.call["template"])
+    for name in names:
+        if name not in shape.have and name not in DECODED:
+            texts = sorted({*DECODED, *shape.have} - set(STANDARD))  # what a text may be made of
+            what = f"the text of ask reads '{name}', which no op before it adds."
+            otherwise = "{prompt} is the text of the prompt, {response} that of the response; other names are columns."
+            raise FieldError(what, have=texts, fix=did_you_mean(name, texts, otherwise))
+    wanted = [_field(name, shape.have) for name in names]
     return ", ".join(dict.fromkeys(wanted))
 
 

@@ -3,7 +3,9 @@
 import math
 import types
 
+import numpy as np
 import pytest
+import torch
 
 import flowrl as fl
 from flowrl import rl
@@ -264,6 +266,64 @@ def test_python_failing_on_a_path_that_may_not_exist_is_a_remark():
     assert not found.whole and found.trails
 
 
+def test_a_failure_of_one_line_is_remarked_on_once():
+    def program():
+        for step, batch in flow.steps(prompts, 10):
+            if step == 0:
+                first = batch.count()
+            if step % 2 == 0:
+                flow.log(step, n=batch.count())
+            flow.log(step, first=first)
+
+    assert [lint.kind for lint in clean(program).lints] == ["path"]
+
+
+@pytest.mark.parametrize(
+    ("act", "cause", "fix"),
+    [
+        (lambda: rl.stf(), "AttributeError: module 'flowrl.rl' has no attribute 'stf'.", "Did you mean 'sft'?"),
+        (lambda: promts, "NameError: name 'promts' is not defined.", "Did you mean 'prompts'?"),  # noqa: F821
+        (
+            lambda: flow.take(prompts, rows=4),
+            "TypeError: Flow.take() got an unexpected keyword argument 'rows'.",
+            "Mend",
+        ),
+    ],
+)
+def test_a_name_that_is_not_there_is_an_error_on_a_rare_path_too(act, cause, fix):
+    def program():
+        for step, batch in flow.steps(prompts, 10):
+            flow.log(step, n=batch.count())
+            if step % 50 == 49:
+                act()
+
+    [error] = traced(program).errors
+    assert error.what == f"the program failed while it was traced: {cause}"
+    assert error.fix.startswith(fix)
+
+
+def test_the_waits_of_a_line_are_one_remark():
+    def program():
+        for step, batch in flow.steps(prompts, 10):
+            batch = reward.score(actor.generate(batch, n=2))
+            while batch.rewards.mean() < 0.1 and batch.count() < 8:
+                batch = batch.concat(reward.score(actor.generate(flow.more(1), n=2)))
+            flow.log(step, n=batch.count())
+
+    [lint] = clean(program).lints
+    assert lint.what == "this line waits for actor.generate, reward.score: steps cannot overlap past it."
+
+
+def test_numpys_numbers_are_numbers_beside_a_field():
+    def program():
+        for step, batch in flow.steps(prompts, 10):
+            rewards = reward.score(actor.generate(batch)).rewards
+            twice = np.float64(2) * rewards - np.float32(1)
+            flow.log(step, mean=twice.mean(), above=(np.float64(1) < rewards).mean())
+
+    clean(program)
+
+
 def test_python_failing_on_every_path_is_an_error_with_the_line():
     def program():
         for step, batch in flow.steps(prompts, 10):
@@ -304,7 +364,16 @@ def test_an_error_inside_a_library_names_the_line_of_the_script():
         (lambda batch: batch.select("promt"), "the batch has no field 'promt' here."),
         (lambda batch: float(batch.prompt_ids), "'prompt_ids' has a value for each row, and float() takes one."),
         (lambda batch: flow.take(3), "flow.take(source, count) takes a source of data, and was given int 3."),
+        (
+            lambda batch: actor.generate(batch, into="mine"),
+            "actor.generate: into= takes a dict of names, and was given str 'mine'.",
+        ),
         (lambda batch: actor.generate(), "actor.generate: missing a required argument: 'batch'."),
+        (lambda batch: batch + batch, "batches are not added."),
+        (lambda batch: np.exp(batch.prompt_ids), "NumPy takes no field: its values are not there in a program."),
+        (lambda batch: np.std([batch.prompt_ids]), "NumPy takes no field: its values are not there in a program."),
+        (lambda batch: torch.exp(batch.prompt_ids), "torch.exp takes no field: its values are not there in a program."),
+        (lambda batch: torch.stack([batch.prompt_ids]), "torch.stack takes no field: its values are not there"),
         (lambda batch: batch.prompt_ids + flow.more(1).prompt_ids, "+ takes the same rows on both sides;"),
     ],
 )
