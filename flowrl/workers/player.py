@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import cached_property
 from typing import Any, cast
 
@@ -93,8 +93,7 @@ class Player(Worker):
             if isinstance(episode, Episode):
                 groups.setdefault(game.rows.keys[i][:-1], {})[i] = episode
 
-        async def grade(episodes: dict[int, Episode]) -> None:
-            whole = {i: episode for i, episode in episodes.items() if not episode.failed}
+        async def grade(episodes: dict[int, Episode], whole: dict[int, Episode]) -> None:
             try:
                 if whole:
                     await self._grade_group(game, whole)
@@ -105,9 +104,12 @@ class Player(Worker):
                     episode.failed, episode.why = failure_of(failed.error), said(failed.error)
             game.keep(episodes)
 
+        graded: dict[int, Coroutine[Any, Any, None]] = {}
+        for episodes in groups.values():
+            whole = {i: episode for i, episode in episodes.items() if not episode.failed}
+            graded[min(whole or episodes)] = grade(episodes, whole)  # its calls are of the first row that it grades
         calls = CodeCalls(self.timeout, self._notes, stop_at_error=not game.failing.marks)
-        policy = policy_calls(game.policy, SamplingArguments())
-        Sessions(policy, calls).run({next(iter(each)): grade(each) for each in groups.values()})
+        Sessions(policy_calls(game.policy, SamplingArguments()), calls).run(graded)
 
     async def _replay(self, game: Game, i: int) -> None:
         """Sample for an episode that was played before: the bits of others may depend on how many rows there are."""

@@ -228,6 +228,26 @@ def test_a_grader_that_does_not_reach_its_service_is_infrastructure():
     assert found.outcome[3] == "infrastructure_failure" and found.outcome.to_list().count("infrastructure_failure") == 1
 
 
+def test_a_group_whose_first_episode_failed_is_graded():
+    """It waited for ever: the answer was that of the first row that is graded, which nobody waited for."""
+
+    class First(Talk):
+        begun = 0
+
+        def setup(self, state):
+            self.begun += 1
+            if self.begun == 1:
+                raise ConnectionError("down")
+
+        @group_reward()
+        def many(self, states):
+            return [float(len(states))] * len(states)
+
+    found = played(First(), n=3, on_error="mark")
+    assert found.failed.to_list() == [True] + 17 * [False]
+    assert [scores["many"] for scores in found.scores.to_list()[1:]] == 2 * [2.0] + 15 * [3.0]
+
+
 @pytest.mark.parametrize(
     ("reply", "said"),
     [
