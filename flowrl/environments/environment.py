@@ -150,8 +150,11 @@ class Environment(Env):
         return self.source_of(data.rows, rows if isinstance(rows, Sequence) else list(rows), **options)
 
     def source_of(self, kind: Callable[..., data.Source], *where: Any, **options: Any) -> data.Source:
-        """Tasks from elsewhere, such as ``env.source_of(fl.data.jsonl, "tasks.jsonl", batch=16)``."""
-        own: dict[str, Any] = {"chat": self.chat}
+        """Tasks from elsewhere, such as ``env.source_of(fl.data.jsonl, "tasks.jsonl", batch=16)``.
+
+        With ``messages=`` these are conversations to learn from; they show the system message and the tools of tasks.
+        """
+        own: dict[str, Any] = {} if options.get("messages") else {"chat": self.chat}
         if self.chat and self.system is not None:
             own["system"] = self.system
         if self.chat and self.schemas:
@@ -184,6 +187,8 @@ class Environment(Env):
 
     async def _reset(self, row: Mapping[str, Any], seed: int) -> tuple[State, str]:
         state = State(row, seed)
+        if self.chat and self.system is not None and state.messages[0]["role"] != "system":
+            state.messages.insert(0, {"role": "system", "content": self.system})  # as the prompt has it
         said = await _value(self.setup(state))
         if said is None:
             said = ""

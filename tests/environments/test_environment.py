@@ -496,6 +496,31 @@ def test_tools_are_shown_in_the_prompt():
     assert "<|im_start|>system\nCompute.<|im_end|>" in text
 
 
+def test_a_conversation_begins_with_the_system_message_and_is_learned_from_as_it_was_played():
+    shown = "{% if tools %}{{ tools | tojson }}{% endif %}" + CHATML
+
+    class Polite(Tools):
+        system = "Be kind."
+
+        def rows(self):
+            return [
+                {"prompt": "Hi?"},
+                {"prompt": [{"role": "system", "content": "Own."}, {"role": "user", "content": "Hi?"}]},
+            ]
+
+    env, tokenizer = Polite(), chat_tokenizer(shown)
+    (text, _), (own, _) = env.reset({"prompt": "Hi?"}, seed=0), env.reset({"messages": env.rows()[1]["prompt"]}, seed=0)
+    assert [message["content"] for message in text.messages] == ["Be kind.", "Hi?"]
+    assert [message["content"] for message in own.messages] == ["Own.", "Hi?"]
+    env.step(text, "Hello.")
+
+    tasks, talks = env.source(batch=2, shuffle=False), [{"talk": text.messages}]
+    learned = env.source_of(fl.data.rows, talks, batch=1, messages="talk")
+    [played, _] = tasks.to_batch(tasks.cursor().draw(), 0, tokenizer).prompt_ids.to_list()
+    [prompt] = learned.to_batch(learned.cursor().draw(), 0, tokenizer).prompt_ids.to_list()
+    assert tokenizer.decode(prompt) == tokenizer.decode(played) and '"expression"' in tokenizer.decode(prompt)
+
+
 def test_a_prompt_of_setup_is_for_tokenizers_without_a_chat_template():
     class Begins(Asked):
         def setup(self, state):
