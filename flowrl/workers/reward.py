@@ -18,7 +18,7 @@ from ..graph.ops.field_types import STANDARD
 from ..graph.ops.partial_answers import answers_of_call
 from ..graph.ops.signature import CallShape
 from ..graph.script.names_in_other_libraries import meant_column
-from ..graph.script.site import defined_at
+from ..graph.script.site import defined_at, is_users_code
 from ..graph.tracing.column_origins import FIRST
 from ..marks import other_ids, values, vocabulary
 from .base import Opening, Worker
@@ -90,11 +90,11 @@ def _in_words(names: Iterable[str]) -> str:
 
 
 def _place(fn: Any) -> At | None:
-    """The line of a function, of a method, or of what is called of an object; None where it has none."""
+    """The user's line of a function, of a method, or of what is called of an object; None where it has none."""
     fn = fn.func if isinstance(fn, partial) else inspect.unwrap(fn)
     for one in (fn, type(fn).__call__):
-        if isinstance(getattr(one, "__code__", None), CodeType):
-            return defined_at(cast("Any", one))
+        if isinstance(code := getattr(one, "__code__", None), CodeType):
+            return defined_at(cast("Any", one)) if is_users_code(code) else None
     return None
 
 
