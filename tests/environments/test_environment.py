@@ -170,6 +170,34 @@ def test_a_group_is_graded_together():
             assert found.rewards.to_list()[row] == plain.rewards.to_list()[row] + 10 * value
 
 
+def test_what_async_functions_keep_on_self_is_there_in_later_rollouts():
+    """A lock or a client belongs to the event loop it was used in: each rollout had another, and so had group rewards."""
+
+    class Locked(Talk):
+        def __init__(self):
+            self.lock = asyncio.Lock()
+
+        async def respond(self, state):
+            async with self.lock:
+                await asyncio.sleep(0.001)
+            return super().respond(state)
+
+        @group_reward()
+        async def alike(self, states):
+            async with self.lock:
+                await asyncio.sleep(0.001)
+            return [0.0] * len(states)
+
+    env = fl.open(Locked(), name="talk")
+    source = fl.data.rows([{"prompt": "ab", "answer": str(i)} for i in range(6)], batch=6, shuffle=False)
+    for step in range(2):
+        batch = source.to_batch(source.cursor().draw(), 0, build_tokenizer()).with_call(
+            CallInfo(seed=3, step=step, op="talk.rollout")
+        )
+        found = env.rollout(batch, policy=player(), n=2, on_error="mark")
+        assert set(found.failed_why.to_list()) == {""}
+
+
 # -- failures -------------------------------------------------------------------------------------------------------
 
 
@@ -219,8 +247,9 @@ def test_a_failure_is_of_the_environment_or_the_grader(where, outcome):
     assert [o == outcome for o in found.outcome.to_list()] == [i // 2 == 3 for i in range(12)]
     assert found.failed.to_list() == [i // 2 == 3 for i in range(12)]
     assert math.isnan(found.rewards.to_list()[6]) and "KeyError: 'lost'" in found.failed_why[6]
-    with pytest.raises(RewardError, match="failed for row 3, sample 0: .*KeyError"):
+    with pytest.raises(RewardError, match="failed for row 3, sample 0: .*KeyError") as error:
         played(Fails(where, KeyError("lost")), n=2)
+    assert "test_environment.py:" in error.value.fix, "the function of the user, and not that of flowrl which calls it"
 
 
 def test_a_grader_that_does_not_reach_its_service_is_infrastructure():
