@@ -419,6 +419,10 @@ def _text(given: Any) -> str:
 
 
 def _number(value: Any, name: str) -> float:
-    if isinstance(value, (str, bytes)) or not math.isfinite(number := float(value)):
+    try:
+        number = math.nan if isinstance(value, (str, bytes)) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
         raise ValueError(f"{name} returned {value!r}, which is no finite number")
     return number

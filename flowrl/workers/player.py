@@ -290,7 +290,9 @@ class Player(Worker):
         if found is None:
             fn = self._function(name)
             written = getattr(type(self), name, fn)
-            found = self._functions[name] = fn, code_of(written), inspect.iscoroutinefunction(fn)
+            of = getattr(written, "__code__", None)
+            code = code_of(written) if of is None or is_users_code(of) else _class_and_file(type(self))
+            found = self._functions[name] = fn, code, inspect.iscoroutinefunction(fn)
         return found
 
     @cached_property
@@ -323,6 +325,14 @@ class Player(Worker):
             f"{row.op}{step} failed for row {named_row(row.key)}: {said(error)}.",
             fix=f"Mend {_code_that_failed(error) or row.code}{longer}.",
         )
+
+
+def _class_and_file(cls: type) -> str:
+    """A class by its name and file: what a user mends where the function that calls theirs is flowrl's."""
+    try:
+        return f"{cls.__name__}, {shown(inspect.getfile(cls))}"
+    except (TypeError, OSError):  # it was made where there is no file
+        return cls.__name__
 
 
 def _code_that_failed(error: BaseException) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import re
 from typing import Any, cast
 
 import pytest
@@ -292,6 +293,21 @@ def test_a_reply_that_is_none_is_a_failure(reply, said):
 
     found = played(Odd(), on_error="mark", max_failed=1.0)
     assert set(found.outcome.to_list()) == {"environment_failure"} and said in found.failed_why[0]
+    with pytest.raises(RewardError) as error:
+        played(Odd())
+    assert re.fullmatch(r"Mend Odd, .*test_environment\.py\.", error.value.fix or "")
+
+
+@pytest.mark.parametrize("value", [None, "0.5", math.nan, [1.0], 10**400])
+def test_a_grade_that_is_no_number_is_named(value):
+    class Odd(Environment):
+        @reward()
+        def right(self):
+            return value
+
+    found = played(Odd(), on_error="mark", max_failed=1.0)
+    assert set(found.outcome.to_list()) == {"grader_failure"}
+    assert f"right returned {value!r}, which is no finite number" in found.failed_why[0]
 
 
 def test_history_that_is_rewritten_is_refused():
