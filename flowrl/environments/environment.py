@@ -264,7 +264,8 @@ class Environment(Env):
         if missing:
             have = ", ".join([*_OPEN, *state.row])
             raise TypeError(f"{hook.name} asks for '{missing[0]}', which is no column of the data; there are {have}")
-        return {name: known[name] for name in hook.asks}
+        names = known if hook.takes_all else [*hook.asks, *(name for name in hook.takes if name in known)]
+        return {name: known[name] for name in names}
 
     def _hooks(self, *kinds: str) -> list[Hook]:
         return [hook for hook in self._all_hooks.values() if hook.kind in kinds]

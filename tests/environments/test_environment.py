@@ -154,6 +154,24 @@ def test_what_limits_cut_off_is_graded_as_far_as_it_came():
     assert all(scores["said"] == 1 for scores in found.scores.to_list())
 
 
+def test_rewards_take_columns_by_default_and_all_of_them():
+    """A parameter with a default was never given: the reward counted with the default, and said nothing."""
+
+    class Takes(Talk):
+        @reward()
+        def long(self, response, answer="none", bonus=0.5, **columns):
+            assert columns["prompt"] == "ab" and "state" in columns and "task_seed" in columns
+            return int(answer) + bonus
+
+        @metric
+        def said(self, answer="none", other=2.0):
+            return int(answer) + other
+
+    found = played(Takes())
+    assert found.rewards.to_list() == [i + 0.5 for i in range(6)]
+    assert [scores["said"] for scores in found.scores.to_list()] == [i + 2.0 for i in range(6)]
+
+
 def test_a_group_is_graded_together():
     class Group(Talk):
         @group_reward(weight=10.0)
