@@ -62,6 +62,10 @@ class EventLoops:
         self._changing = threading.Lock()
         weakref.finalize(self, _close, self._idle)
 
+    def __reduce__(self) -> tuple[type[EventLoops], tuple[()]]:
+        """An environment that is sent to another process has others there."""
+        return EventLoops, ()
+
     def take(self) -> EventLoop:
         """One that is idle, or a new one."""
         with self._changing:

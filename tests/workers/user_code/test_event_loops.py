@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
 import threading
 import time
@@ -79,6 +80,12 @@ def test_a_loop_that_was_ended_is_not_taken():
     first.close()
     wait_until(first.loop.is_closed)
     assert loops.take() is not first
+
+
+def test_in_another_process_there_are_others():
+    loops = EventLoops()
+    loops.give_back(loops.take())
+    assert (other := copy.deepcopy(loops)) is not loops and other.take() is not loops.take()
 
 
 def test_loops_end_with_their_worker():
