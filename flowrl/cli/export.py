@@ -13,6 +13,8 @@ from .export_model import DTYPES, export_model
 from .help import new_parser
 from .push_to_hub import open_hub
 
+_OTHER_FILES = (".json", ".csv", ".tsv", ".txt", ".arrow")  # in which conversations are not written
+
 
 def export_command(words: Sequence[str]) -> int:
     """Write the folder, and push it where that is asked for; or write the file. Returns the exit status."""
@@ -64,6 +66,11 @@ def read_options(words: Sequence[str]) -> argparse.Namespace:
     if options.least and options.folder.suffix not in SUFFIXES:
         raise UsageError(
             "--least chooses conversations, and this is a model.", fix="Write flowrl export RUN FILE.jsonl."
+        )
+    if options.folder.suffix in _OTHER_FILES:
+        raise UsageError(
+            f"{options.folder} would be a folder with a model.",
+            fix="Name a folder; conversations go into FILE.jsonl or FILE.parquet.",
         )
     if options.public and not options.push_to_hub:
         raise UsageError("--public says who may see a model on the hub, and none is pushed.", fix="Add --push-to-hub.")

@@ -28,8 +28,12 @@ class Conversation:
     mask: list[bool]
 
 
-def read_conversation(messages: Sequence[Mapping[str, Any]], tokenizer: Any, at: At) -> Conversation:
+def read_conversation(
+    messages: Sequence[Mapping[str, Any]], tokenizer: Any, at: At, tools: Sequence[Any] | None = None
+) -> Conversation:
     """Put a conversation through the tokenizer's chat template, and find what the assistant said.
+
+    ``tools`` are schemas of functions that the template shows.
 
     A template that marks it (``{% generation %}``) is believed. Else it is what each answer adds to the text of the
     messages before it and the beginning of an answer; what follows the end-of-turn token of an answer is not trained.
@@ -45,9 +49,9 @@ def read_conversation(messages: Sequence[Mapping[str, Any]], tokenizer: Any, at:
             f"{_named(tokenizer)} does not say where in a text its tokens are.", at=at, fix="Use a fast tokenizer."
         )
     if _MARKED.search(_template(tokenizer, at)):
-        ids, mask = _marked(messages, tokenizer, at)
+        ids, mask = _marked(messages, tokenizer, at, tools)
     else:
-        ids, mask = _by_difference(messages, answers, tokenizer, at)
+        ids, mask = _by_difference(messages, answers, tokenizer, at, tools)
     first = mask.index(True)
     text = tokenizer.decode(ids[:first], clean_up_tokenization_spaces=False)
     return Conversation(text, ids[:first], ids[first:], mask[first:])
@@ -86,11 +90,14 @@ def _template(tokenizer: Any, at: At) -> str:
     return found if isinstance(found, str) else str(tokenizer.get_chat_template())
 
 
-def _marked(messages: Sequence[Mapping[str, Any]], tokenizer: Any, at: At) -> tuple[list[int], list[bool]]:
+def _marked(
+    messages: Sequence[Mapping[str, Any]], tokenizer: Any, at: At, tools: Sequence[Any] | None
+) -> tuple[list[int], list[bool]]:
     """Tokens, and which of them the template marks as the assistant's."""
-    templated(messages, tokenizer, at, answer=False)  # says what the template refuses
+    templated(messages, tokenizer, at, answer=False, tools=tools)  # says what the template refuses
+    more = {"tools": list(tools)} if tools else {}
     found = tokenizer.apply_chat_template(
-        list(messages), tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+        list(messages), tokenize=True, return_dict=True, return_assistant_tokens_mask=True, **more
     )
     mask = [bool(m) for m in found["assistant_masks"]]
     if not any(mask):
@@ -103,14 +110,18 @@ def _marked(messages: Sequence[Mapping[str, Any]], tokenizer: Any, at: At) -> tu
 
 
 def _by_difference(
-    messages: Sequence[Mapping[str, Any]], answers: Sequence[int], tokenizer: Any, at: At
+    messages: Sequence[Mapping[str, Any]],
+    answers: Sequence[int],
+    tokenizer: Any,
+    at: At,
+    tools: Sequence[Any] | None,
 ) -> tuple[list[int], list[bool]]:
     """Tokens, and which of them answers add to what comes before them."""
-    whole = templated(messages, tokenizer, at, answer=False)
+    whole = templated(messages, tokenizer, at, answer=False, tools=tools)
     spans: list[tuple[int, int]] = []
     for i in answers:
-        before = templated(messages[:i], tokenizer, at, answer=True)
-        after = templated(messages[: i + 1], tokenizer, at, answer=False)
+        before = templated(messages[:i], tokenizer, at, answer=True, tools=tools)
+        after = templated(messages[: i + 1], tokenizer, at, answer=False, tools=tools)
         if not after.startswith(before) or not whole.startswith(after):
             raise _rewritten(tokenizer, i, len(messages), past=after.startswith(before), at=at)
         spans.append((len(before), len(after)))

@@ -173,15 +173,19 @@ class Parquet(_Files):
 
 
 def _parsed(line: bytes, at: At | None) -> Mapping[str, Any]:
+    fix = "Write one JSON object per line."
+    if line.lstrip().startswith(b"["):
+        fix += " A file that is one list is read by fl.data.rows(json.load(open(path)), ...)."
     try:
-        return check_row(json.loads(line.decode("utf-8-sig")), at)
+        row = json.loads(line.decode("utf-8-sig"))
     except UnicodeError as error:
         raise no_text(error, at) from error
     except RecursionError as error:
         what = "A line is JSON with lists or objects within each other, too deep to be read."
         raise DataError(what, at=at, fix="Write the value as a text.") from error
     except ValueError as error:
-        raise DataError(f"A line is no JSON: {error}.", at=at, fix="Write one JSON object per line.") from error
+        raise DataError(f"A line is no JSON: {error}.", at=at, fix=fix) from error
+    return check_row(row, at, fix=fix if isinstance(row, list) else None)
 
 
 def no_text(error: UnicodeError, at: At | None) -> DataError:

@@ -97,8 +97,15 @@ class Hf:
         except Exception as error:
             first = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
             what = f"{_GIVEN if self.title == _GIVEN else f'{_GIVEN} {self.title}'} cannot be loaded: {first}."
-            fix = neighbour(self.name) if self.given is None else None
+            fix = self._other_place() if self.given is None else None
             raise DataError(what, fix=fix or "Look at its name, configuration and split.") from error
+
+    def _other_place(self) -> str | None:
+        """What was probably meant, as a fix: another constructor for a file, or another name."""
+        if not os.path.isfile(self.name):
+            return neighbour(self.name)
+        kind = "parquet" if self.name.endswith(".parquet") else "jsonl"
+        return f"It is a file: write fl.data.{kind}({self.name!r}, ...)."
 
     def read(self, places: Sequence[int]) -> list[Row]:
         rows: list[Row] = []

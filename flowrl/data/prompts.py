@@ -152,7 +152,8 @@ class Prompts:
     ) -> Batch:
         """Whole conversations: what the assistant says in them is to be learned."""
         chats = [self._chat(row, at) for row in rows]
-        read = [read_conversation(chat, tokenizer, at(row.index)) for chat, row in zip(chats, rows, strict=True)]
+        tools = self.reading.tools
+        read = [read_conversation(chat, tokenizer, at(row.index), tools) for chat, row in zip(chats, rows, strict=True)]
         ids = [conversation.prompt for conversation in read]
         kept = self._fitting(rows, ids, at)
         chosen = [read[i] for i in kept]

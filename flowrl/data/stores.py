@@ -7,6 +7,7 @@ from itertools import islice
 from typing import Any, Protocol
 
 from ..errors import At, DataError
+from ..graph.script.site import caller
 
 LOOK = 32  # rows of a file or list whose keys are its columns
 
@@ -47,7 +48,14 @@ class Listed:
     skips = False
 
     def __init__(self, data: Any) -> None:
-        self._data = data
+        self._data: Any = data
+        if not callable(data) and (isinstance(data, str) or not isinstance(data, Sequence)):
+            raise DataError(
+                f"fl.data.rows takes a list of dicts or a function that gives one; this is a {type(data).__name__}.",
+                at=caller(),
+                fix="Give list(data), of a DataFrame data.to_dict('records'), of a data set fl.data.hf(data, ...), "
+                "of a file fl.data.jsonl(path, ...).",
+            )
         self._rows: Sequence[Any] | None = None if callable(data) else data
         self.size: int | None = None if callable(data) else len(data)
         if callable(data):
@@ -143,9 +151,9 @@ def check_rows(title: str, rows: list[Any], *, skip: bool = False) -> list[Mappi
     return [check_row(row, At(f"<{title}, row {i}>", 0)) for i, row in enumerate(rows)]
 
 
-def check_row(row: Any, at: At | None) -> Mapping[str, Any]:
+def check_row(row: Any, at: At | None, *, fix: str | None = None) -> Mapping[str, Any]:
     """Return a row that is an object. Raises DataError."""
     if not isinstance(row, Mapping):
         what = f"A row is {type(row).__name__}, not an object with columns."
-        raise DataError(what, at=at, fix='Write rows as {"prompt": "..."}.')
+        raise DataError(what, at=at, fix=fix or 'Write rows as {"prompt": "..."}.')
     return row

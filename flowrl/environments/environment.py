@@ -150,8 +150,11 @@ class Environment(Env):
         return self.source_of(data.rows, rows if isinstance(rows, Sequence) else list(rows), **options)
 
     def source_of(self, kind: Callable[..., data.Source], *where: Any, **options: Any) -> data.Source:
-        """Tasks from elsewhere, such as ``env.source_of(fl.data.jsonl, "tasks.jsonl", batch=16)``."""
-        own: dict[str, Any] = {"chat": self.chat}
+        """Tasks from elsewhere, such as ``env.source_of(fl.data.jsonl, "tasks.jsonl", batch=16)``.
+
+        With ``messages=`` these are conversations to learn from; they show the system message and the tools of tasks.
+        """
+        own: dict[str, Any] = {} if options.get("messages") else {"chat": self.chat}
         if self.chat and self.system is not None:
             own["system"] = self.system
         if self.chat and self.schemas:
@@ -184,6 +187,8 @@ class Environment(Env):
 
     async def _reset(self, row: Mapping[str, Any], seed: int) -> tuple[State, str]:
         state = State(row, seed)
+        if self.chat and self.system is not None and state.messages[0]["role"] != "system":
+            state.messages.insert(0, {"role": "system", "content": self.system})  # as the prompt has it
         said = await _value(self.setup(state))
         if said is None:
             said = ""
@@ -259,7 +264,8 @@ class Environment(Env):
         if missing:
             have = ", ".join([*_OPEN, *state.row])
             raise TypeError(f"{hook.name} asks for '{missing[0]}', which is no column of the data; there are {have}")
-        return {name: known[name] for name in hook.asks}
+        names = known if hook.takes_all else [*hook.asks, *(name for name in hook.takes if name in known)]
+        return {name: known[name] for name in names}
 
     def _hooks(self, *kinds: str) -> list[Hook]:
         return [hook for hook in self._all_hooks.values() if hook.kind in kinds]
@@ -414,6 +420,10 @@ def _text(given: Any) -> str:
 
 
 def _number(value: Any, name: str) -> float:
-    if isinstance(value, (str, bytes)) or not math.isfinite(number := float(value)):
+    try:
+        number = math.nan if isinstance(value, (str, bytes)) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
         raise ValueError(f"{name} returned {value!r}, which is no finite number")
     return number

@@ -16,12 +16,17 @@ Kind = Literal["stop", "reward", "metric", "group_reward"]
 
 @dataclass(frozen=True)
 class Hook:
-    """A marked function: ``Hook("reward", "right", 1.0, ("state", "answer"))``, with the names of its parameters."""
+    """A marked function: ``Hook("reward", "right", 1.0, ("state", "answer"))``, with the names of its parameters.
+
+    ``takes`` are those with a default, which it is given where there is such a column; ``takes_all`` has ``**columns``.
+    """
 
     kind: Kind
     name: str
     weight: float
     asks: tuple[str, ...]
+    takes: tuple[str, ...] = ()
+    takes_all: bool = False
 
 
 def stop(fn: F) -> F:
@@ -39,7 +44,7 @@ def reward(weight: float = 1.0) -> Callable[[F], F]:
     """Mark a function whose number, times ``weight``, is a part of the reward of an episode.
 
     Its parameters are found by name: ``state``, ``response`` (the latest text of the policy), ``responses`` (all of
-    them), and columns of the data.
+    them), and columns of the data. One with a default is left out where there is none; ``**columns`` takes all.
 
     >>> class Sum(fl.environments.Environment):
     ...     @fl.environments.reward(weight=0.5)
@@ -81,7 +86,10 @@ def group_reward(weight: float = 1.0) -> Callable[[F], F]:
 
 def _marked(fn: F, kind: Kind, weight: float) -> F:
     asks: list[str] = []
-    for parameter in list(inspect.signature(fn).parameters.values())[1:]:
+    parameters = inspect.signature(fn).parameters.values()
+    takes = tuple(p.name for p in parameters if p.default is not p.empty)
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    for parameter in list(parameters)[1:]:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
             raise WorkerError(
                 f"{fn.__name__}: its parameter '{parameter.name}' cannot be given by name.",
@@ -102,7 +110,7 @@ def _marked(fn: F, kind: Kind, weight: float) -> F:
             at=defined_at(fn),
             fix=f"Write def {fn.__name__}(self, states), which returns a list with a number for each.",
         )
-    fn.__flowrl_hook__ = Hook(kind, fn.__name__, weight, tuple(asks))  # type: ignore[attr-defined]
+    fn.__flowrl_hook__ = Hook(kind, fn.__name__, weight, tuple(asks), takes, takes_all)  # type: ignore[attr-defined]
     return fn
 
 

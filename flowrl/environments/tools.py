@@ -94,6 +94,8 @@ def tools_of(functions: Sequence[Callable[..., Any] | Tool]) -> dict[str, Tool]:
     """Tools by name. Raises WorkerError where two have one name."""
     found: dict[str, Tool] = {}
     for fn in functions:
+        if not callable(fn) and not isinstance(fn, Tool):
+            raise WorkerError(f"A tool is a function, not {fn!r}.", fix="Write tools = (fn,).")
         tool = fn if isinstance(fn, Tool) else Tool.of(fn)
         if tool.name in found:
             raise _wrong(tool.fn, tool.name, "is the name of two tools", "Rename one.")

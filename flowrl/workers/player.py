@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import inspect
 import time
+import traceback
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import cached_property
 from typing import Any, cast
 
 from ..batch import CallInfo, Key
-from ..errors import ModelError, RewardError, WorkerError
+from ..errors import ModelError, RewardError, WorkerError, shown
+from ..graph.script.site import is_users_code
 from .base import Opening, Worker
 from .episodes import Episode, Played, failure_of
 from .game import Game
@@ -19,6 +21,7 @@ from .sessions import CodeFailed, OutOfTime, Sessions, called, paused, sampled
 from .tokens.sampling import SamplingArguments
 from .user_code.code_calls import CodeCall, CodeCalls
 from .user_code.environment_returns import check_anchor, check_reset, check_step
+from .user_code.event_loops import EventLoops
 from .user_code.failed_rewards import Died, Failures, Late, said, settle
 from .user_code.rows_in_progress import DEATHS, Notes, Row, code_of, named_row
 
@@ -32,12 +35,14 @@ class Player(Worker):
     timeout: float | None
     notes_rows = True
     _notes = Notes()
+    _loops = EventLoops()
     _settle: Callable[[Failures], None] | None = None
     _now: Callable[[], float] = staticmethod(time.monotonic)
     _template_of: Any = None  # whose chat template was looked at last
 
     def open(self, opening: Opening) -> None:
         self._warn, self._settle, self._notes = opening.warn, opening.settle, opening.notes
+        self._loops = EventLoops()
         for policy in opening.policies if type(self)._expect_template is not Player._expect_template else ():
             try:
                 tokenizer = opening.tokenizer(policy)
@@ -53,7 +58,7 @@ class Player(Worker):
         wasted: Counter[int] = Counter()
         sessions = Sessions(
             policy_calls(game.policy, sampling),
-            CodeCalls(self.timeout, self._notes, stop_at_error=stops),
+            CodeCalls(self.timeout, self._notes, self._loops, stop_at_error=stops),
             seconds=game.limits.seconds,
             now=self._now,
             wasted=lambda session, tokens: wasted.update({session: tokens}),
@@ -93,8 +98,7 @@ class Player(Worker):
             if isinstance(episode, Episode):
                 groups.setdefault(game.rows.keys[i][:-1], {})[i] = episode
 
-        async def grade(episodes: dict[int, Episode]) -> None:
-            whole = {i: episode for i, episode in episodes.items() if not episode.failed}
+        async def grade(episodes: dict[int, Episode], whole: dict[int, Episode]) -> None:
             try:
                 if whole:
                     await self._grade_group(game, whole)
@@ -105,9 +109,12 @@ class Player(Worker):
                     episode.failed, episode.why = failure_of(failed.error), said(failed.error)
             game.keep(episodes)
 
-        calls = CodeCalls(self.timeout, self._notes, stop_at_error=not game.failing.marks)
-        policy = policy_calls(game.policy, SamplingArguments())
-        Sessions(policy, calls).run({next(iter(each)): grade(each) for each in groups.values()})
+        graded: dict[int, Coroutine[Any, Any, None]] = {}
+        for episodes in groups.values():
+            whole = {i: episode for i, episode in episodes.items() if not episode.failed}
+            graded[min(whole or episodes)] = grade(episodes, whole)  # its calls are of the first row that it grades
+        calls = CodeCalls(self.timeout, self._notes, self._loops, stop_at_error=not game.failing.marks)
+        Sessions(policy_calls(game.policy, SamplingArguments()), calls).run(graded)
 
     async def _replay(self, game: Game, i: int) -> None:
         """Sample for an episode that was played before: the bits of others may depend on how many rows there are."""
@@ -283,7 +290,9 @@ class Player(Worker):
         if found is None:
             fn = self._function(name)
             written = getattr(type(self), name, fn)
-            found = self._functions[name] = fn, code_of(written), inspect.iscoroutinefunction(fn)
+            of = getattr(written, "__code__", None)
+            code = code_of(written) if of is None or is_users_code(of) else _class_and_file(type(self))
+            found = self._functions[name] = fn, code, inspect.iscoroutinefunction(fn)
         return found
 
     @cached_property
@@ -313,5 +322,22 @@ class Player(Worker):
         longer = "; where it needs longer, write timeout = SECONDS in the class" if isinstance(error, Late) else ""
         step = f" of step {row.step}" if row.program else ""
         return RewardError(
-            f"{row.op}{step} failed for row {named_row(row.key)}: {said(error)}.", fix=f"Mend {row.code}{longer}."
+            f"{row.op}{step} failed for row {named_row(row.key)}: {said(error)}.",
+            fix=f"Mend {_code_that_failed(error) or row.code}{longer}.",
         )
+
+
+def _class_and_file(cls: type) -> str:
+    """A class by its name and file: what a user mends where the function that calls theirs is flowrl's."""
+    try:
+        return f"{cls.__name__}, {shown(inspect.getfile(cls))}"
+    except (TypeError, OSError):  # it was made where there is no file
+        return cls.__name__
+
+
+def _code_that_failed(error: BaseException) -> str:
+    """The function of the user's in which something was raised, by name, file and line; empty where there is none."""
+    raised = (error.__traceback__, error.__cause__.__traceback__ if error.__cause__ else None)
+    codes = (frame.f_code for trace in raised for frame, _ in traceback.walk_tb(trace))
+    found = next((code for code in codes if is_users_code(code)), None)
+    return "" if found is None else f"{found.co_name}, {shown(found.co_filename)}:{found.co_firstlineno}"

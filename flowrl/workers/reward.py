@@ -18,10 +18,11 @@ from ..graph.ops.field_types import STANDARD
 from ..graph.ops.partial_answers import answers_of_call
 from ..graph.ops.signature import CallShape
 from ..graph.script.names_in_other_libraries import meant_column
-from ..graph.script.site import defined_at
+from ..graph.script.site import defined_at, is_users_code
 from ..graph.tracing.column_origins import FIRST
 from ..marks import other_ids, values, vocabulary
 from .base import Opening, Worker
+from .user_code.event_loops import EventLoops
 from .user_code.failed_rewards import Died, Failures, Policy, ask_again, first_failure, said, settle
 from .user_code.returned_rewards import number_of, numbers_of
 from .user_code.rows_in_progress import DEATHS, Notes, Row, code_of, named_row
@@ -90,11 +91,11 @@ def _in_words(names: Iterable[str]) -> str:
 
 
 def _place(fn: Any) -> At | None:
-    """The line of a function, of a method, or of what is called of an object; None where it has none."""
+    """The user's line of a function, of a method, or of what is called of an object; None where it has none."""
     fn = fn.func if isinstance(fn, partial) else inspect.unwrap(fn)
     for one in (fn, type(fn).__call__):
-        if isinstance(getattr(one, "__code__", None), CodeType):
-            return defined_at(cast("Any", one))
+        if isinstance(code := getattr(one, "__code__", None), CodeType):
+            return defined_at(cast("Any", one)) if is_users_code(code) else None
     return None
 
 
@@ -180,7 +181,7 @@ class FunctionReward(Worker):
         self._tokenizer: Callable[[], Any] = lambda: None
         self._warn: Callable[[str], None] = lambda text: None
         self._settle: Callable[[Failures], None] | None = None
-        self._notes = Notes()
+        self._notes, self._loops = Notes(), EventLoops()
 
     @classmethod
     def declared_tokenizer(cls, arguments: Mapping[str, Any]) -> Any:
@@ -279,6 +280,7 @@ class FunctionReward(Worker):
             concurrency=concurrency,
             timeout=self.timeout,
             notes=self._notes,
+            loops=self._loops,
             at=lambda place: told[numbers[place]],
             tell=lambda place, outcome: tell(numbers[place], outcome),
         )
@@ -317,6 +319,7 @@ class FunctionReward(Worker):
             if (times := self._notes.count_deaths(row)) >= DEATHS:
                 return [Died(times)]
             how: dict[str, Any] = {"concurrency": 1, "timeout": self.timeout, "notes": self._notes}
+            how["loops"] = self._loops
             [outcome] = run_rows(self.fn, [lists], **how, at=lambda place: row)
             return [outcome if isinstance(outcome, BaseException) else numbers_of(outcome, len(batch))]
 

@@ -136,6 +136,12 @@ def test_what_is_not_there_is_told_with_what_is(run, tmp_path, capsys, words, to
     assert told in capsys.readouterr().err and not (tmp_path / "mine").exists()
 
 
+def test_a_file_of_another_kind_is_no_folder_for_a_model(run, tmp_path, capsys) -> None:
+    assert main(["export", str(run), str(tmp_path / "good.csv")]) == 2
+    assert "conversations go into FILE.jsonl or FILE.parquet" in capsys.readouterr().err
+    assert not (tmp_path / "good.csv").exists()
+
+
 def test_a_folder_that_holds_something_is_left_alone(run, tmp_path, capsys) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes").write_text("mine")

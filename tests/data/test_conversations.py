@@ -115,6 +115,15 @@ def test_a_system_message_is_put_before_conversations_that_have_none():
     assert batch.prompt[0].startswith("<|im_start|>system\nBe kind.")
 
 
+@pytest.mark.parametrize("template", [CHATML, MARKED])
+def test_tools_are_shown_before_a_conversation(template):
+    """They were left out without a word: the policy learned to call tools that it was not shown."""
+    shown = "{% if tools %}{{ tools | tojson }}{% endif %}" + template
+    batch = read(shown, TALK, tools=[{"name": "add"}])
+    assert batch.prompt[0].startswith('[{"name": "add"}]<|im_start|>')
+    assert trained(batch, tokenizer(shown)) == ["Four.<|im_end|>", "Five.<|im_end|>"]
+
+
 def test_a_template_that_forgets_is_refused_by_name():
     thoughts = [*TALK[1:2], {"role": "assistant", "content": "Hm.</think>Four."}, *TALK[3:]]
     assert trained(read(FORGETS, thoughts[:2]), tokenizer(FORGETS)) == ["Hm.</think>Four.<|im_end|>"]

@@ -356,6 +356,27 @@ def test_wrong_files(tmp_path):
         assert "has no rows" in report(lambda: data.jsonl(tmp_path / "empty.jsonl", batch=1).cursor().draw())
 
 
+class Frame:
+    """Has columns and a length, and no rows by number: as a DataFrame."""
+
+    def __len__(self):
+        return 1
+
+
+@pytest.mark.parametrize("given", [Frame(), "prompts.jsonl", {"prompt": "a"}, iter([]), None])
+def test_rows_that_are_no_list_are_refused_where_they_are_given(given):
+    said = report(lambda: data.rows(given, batch=1))
+    assert f"this is a {type(given).__name__}." in said and "data.to_dict('records')" in said and "test_data.py" in said
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_a_file_that_is_one_list_is_read_otherwise(tmp_path, indent):
+    path = tmp_path / "all.json"
+    path.write_text(json.dumps(numbered(3), indent=indent))
+    said = report(lambda: data.jsonl(path, batch=1).schema())
+    assert "all.json:1" in said and "fl.data.rows(json.load(open(path)), ...)" in said
+
+
 @pytest.mark.parametrize("line", ['{"prompt": ', "[1, 2]", "7", "\udcff"])
 def test_a_bad_line_is_named(tmp_path, line):
     path = tmp_path / "bad.jsonl"
@@ -386,6 +407,9 @@ def test_wrong_data_sets(tmp_path):
     assert "no split 'trian'" in said and "Write split='train'" in said
     said = report(lambda: data.hf(tmp_path / "sum", batch=1).cursor().draw())
     assert "cannot be loaded" in said and "sums?" in said
+    for kind in ("jsonl", "parquet"):
+        (file := tmp_path / f"rows.{kind}").write_text("")
+        assert f"It is a file: write fl.data.{kind}(" in report(lambda file=file: data.hf(file, batch=1).schema())
 
 
 def test_a_missing_library_says_which_extra(monkeypatch, tmp_path):

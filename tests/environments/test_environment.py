@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import re
 from typing import Any, cast
 
 import pytest
@@ -153,6 +154,24 @@ def test_what_limits_cut_off_is_graded_as_far_as_it_came():
     assert all(scores["said"] == 1 for scores in found.scores.to_list())
 
 
+def test_rewards_take_columns_by_default_and_all_of_them():
+    """A parameter with a default was never given: the reward counted with the default, and said nothing."""
+
+    class Takes(Talk):
+        @reward()
+        def long(self, response, answer="none", bonus=0.5, **columns):
+            assert columns["prompt"] == "ab" and "state" in columns and "task_seed" in columns
+            return int(answer) + bonus
+
+        @metric
+        def said(self, answer="none", other=2.0):
+            return int(answer) + other
+
+    found = played(Takes())
+    assert found.rewards.to_list() == [i + 0.5 for i in range(6)]
+    assert [scores["said"] for scores in found.scores.to_list()] == [i + 2.0 for i in range(6)]
+
+
 def test_a_group_is_graded_together():
     class Group(Talk):
         @group_reward(weight=10.0)
@@ -168,6 +187,34 @@ def test_a_group_is_graded_together():
         assert max(given) == 1.0
         for row, value in zip(rows, given, strict=True):
             assert found.rewards.to_list()[row] == plain.rewards.to_list()[row] + 10 * value
+
+
+def test_what_async_functions_keep_on_self_is_there_in_later_rollouts():
+    """A lock or a client belongs to the event loop it was used in: each rollout had another, and so had group rewards."""
+
+    class Locked(Talk):
+        def __init__(self):
+            self.lock = asyncio.Lock()
+
+        async def respond(self, state):
+            async with self.lock:
+                await asyncio.sleep(0.001)
+            return super().respond(state)
+
+        @group_reward()
+        async def alike(self, states):
+            async with self.lock:
+                await asyncio.sleep(0.001)
+            return [0.0] * len(states)
+
+    env = fl.open(Locked(), name="talk")
+    source = fl.data.rows([{"prompt": "ab", "answer": str(i)} for i in range(6)], batch=6, shuffle=False)
+    for step in range(2):
+        batch = source.to_batch(source.cursor().draw(), 0, build_tokenizer()).with_call(
+            CallInfo(seed=3, step=step, op="talk.rollout")
+        )
+        found = env.rollout(batch, policy=player(), n=2, on_error="mark")
+        assert set(found.failed_why.to_list()) == {""}
 
 
 # -- failures -------------------------------------------------------------------------------------------------------
@@ -219,13 +266,34 @@ def test_a_failure_is_of_the_environment_or_the_grader(where, outcome):
     assert [o == outcome for o in found.outcome.to_list()] == [i // 2 == 3 for i in range(12)]
     assert found.failed.to_list() == [i // 2 == 3 for i in range(12)]
     assert math.isnan(found.rewards.to_list()[6]) and "KeyError: 'lost'" in found.failed_why[6]
-    with pytest.raises(RewardError, match="failed for row 3, sample 0: .*KeyError"):
+    with pytest.raises(RewardError, match="failed for row 3, sample 0: .*KeyError") as error:
         played(Fails(where, KeyError("lost")), n=2)
+    assert "test_environment.py:" in error.value.fix, "the function of the user, and not that of flowrl which calls it"
 
 
 def test_a_grader_that_does_not_reach_its_service_is_infrastructure():
     found = played(Fails("metric", ConnectionError("down")), on_error="mark")
     assert found.outcome[3] == "infrastructure_failure" and found.outcome.to_list().count("infrastructure_failure") == 1
+
+
+def test_a_group_whose_first_episode_failed_is_graded():
+    """It waited for ever: the answer was that of the first row that is graded, which nobody waited for."""
+
+    class First(Talk):
+        begun = 0
+
+        def setup(self, state):
+            self.begun += 1
+            if self.begun == 1:
+                raise ConnectionError("down")
+
+        @group_reward()
+        def many(self, states):
+            return [float(len(states))] * len(states)
+
+    found = played(First(), n=3, on_error="mark")
+    assert found.failed.to_list() == [True] + 17 * [False]
+    assert [scores["many"] for scores in found.scores.to_list()[1:]] == 2 * [2.0] + 15 * [3.0]
 
 
 @pytest.mark.parametrize(
@@ -243,6 +311,21 @@ def test_a_reply_that_is_none_is_a_failure(reply, said):
 
     found = played(Odd(), on_error="mark", max_failed=1.0)
     assert set(found.outcome.to_list()) == {"environment_failure"} and said in found.failed_why[0]
+    with pytest.raises(RewardError) as error:
+        played(Odd())
+    assert re.fullmatch(r"Mend Odd, .*test_environment\.py\.", error.value.fix or "")
+
+
+@pytest.mark.parametrize("value", [None, "0.5", math.nan, [1.0], 10**400])
+def test_a_grade_that_is_no_number_is_named(value):
+    class Odd(Environment):
+        @reward()
+        def right(self):
+            return value
+
+    found = played(Odd(), on_error="mark", max_failed=1.0)
+    assert set(found.outcome.to_list()) == {"grader_failure"}
+    assert f"right returned {value!r}, which is no finite number" in found.failed_why[0]
 
 
 def test_history_that_is_rewritten_is_refused():
@@ -474,6 +557,31 @@ def test_tools_are_shown_in_the_prompt():
     text = chat_tokenizer(shown).decode(first)
     assert '"expression"' in text and "such as 1+2" in text and '"state"' not in text
     assert "<|im_start|>system\nCompute.<|im_end|>" in text
+
+
+def test_a_conversation_begins_with_the_system_message_and_is_learned_from_as_it_was_played():
+    shown = "{% if tools %}{{ tools | tojson }}{% endif %}" + CHATML
+
+    class Polite(Tools):
+        system = "Be kind."
+
+        def rows(self):
+            return [
+                {"prompt": "Hi?"},
+                {"prompt": [{"role": "system", "content": "Own."}, {"role": "user", "content": "Hi?"}]},
+            ]
+
+    env, tokenizer = Polite(), chat_tokenizer(shown)
+    (text, _), (own, _) = env.reset({"prompt": "Hi?"}, seed=0), env.reset({"messages": env.rows()[1]["prompt"]}, seed=0)
+    assert [message["content"] for message in text.messages] == ["Be kind.", "Hi?"]
+    assert [message["content"] for message in own.messages] == ["Own.", "Hi?"]
+    env.step(text, "Hello.")
+
+    tasks, talks = env.source(batch=2, shuffle=False), [{"talk": text.messages}]
+    learned = env.source_of(fl.data.rows, talks, batch=1, messages="talk")
+    [played, _] = tasks.to_batch(tasks.cursor().draw(), 0, tokenizer).prompt_ids.to_list()
+    [prompt] = learned.to_batch(learned.cursor().draw(), 0, tokenizer).prompt_ids.to_list()
+    assert tokenizer.decode(prompt) == tokenizer.decode(played) and '"expression"' in tokenizer.decode(prompt)
 
 
 def test_a_prompt_of_setup_is_for_tokenizers_without_a_chat_template():

@@ -7,6 +7,7 @@ import json
 import queue
 import socket
 import threading
+from http import HTTPStatus
 
 import pytest
 
@@ -202,6 +203,9 @@ def test_what_is_wrong_is_refused(gateway, session, name):
     sent, expected = CASES[name]
     found = exchange(gateway, sent(session.token), more=name != "nothing")
     assert status(found) == expected, found[:300]
+    assert not found or HTTPStatus(expected).phrase.encode() in found.split(b"\r\n")[0], (
+        "clients show it where they do not show the body"
+    )
     if expected:
         assert json.JSONDecoder().raw_decode(found.split(b"\r\n\r\n", 1)[1].decode())[0]["error"]
     assert b"Traceback" not in found and session.token.encode() not in found

@@ -120,6 +120,14 @@ def test_a_signature_that_no_schema_can_say_is_refused_where_it_is_declared(fn, 
     assert said in error.value.what and error.value.fix
 
 
+def test_a_text_is_no_tool():
+    class Named(fl.environments.Environment):
+        tools = ("search",)  # type: ignore[assignment]
+
+    with pytest.raises(WorkerError, match="A tool is a function, not 'search'"):
+        fl.Flow("named").worker(Named)
+
+
 def test_a_function_without_parameters_is_a_tool():
     tool = Tool.of(nothing)
     assert tool.parameters == {"type": "object", "properties": {}, "required": []} and tool.arguments({}) == {}

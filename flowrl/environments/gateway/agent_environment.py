@@ -15,6 +15,7 @@ from ...workers.policy_calls import Answer, Ask
 from ...workers.sessions import CodeFailed
 from ...workers.tokens.row_support import RowSupport
 from ...workers.user_code.code_calls import CodeCall
+from ...workers.user_code.rows_in_progress import named_row
 from ..chat import ids_behind
 from ..environment import Environment, Message, State
 from ..opened_once import opened_once
@@ -79,6 +80,8 @@ class AgentEnvironment(Environment):
     command: Sequence[str] = ()
     #: Whether a fork is refused.
     strict: bool = False
+
+    _told_silent = False
 
     @classmethod
     def check_declaration(cls, arguments: Mapping[str, Any]) -> None:
@@ -148,6 +151,8 @@ class AgentEnvironment(Environment):
             if isinstance(call, Ended):
                 play.state.result = call.result  # type: ignore[attr-defined]
                 episode.outcome = "done"
+                if not play.tree.calls and not play.gone:
+                    self._tell_silent(game, i)
                 return
             if len(play.tree.calls) + play.gone >= limits.turns or episode.full:
                 return  # it would need more than it may have
@@ -177,6 +182,17 @@ class AgentEnvironment(Environment):
                 continue
             self._answer(game, play, call, (parent, before), answer)
             episode.temperature, episode.cut = answer.temperature, False
+
+    def _tell_silent(self, game: Game, i: int) -> None:
+        """Warn, once, that an agent has ended without an answer of the policy: nothing of its episode is trained."""
+        if self._told_silent:
+            return
+        self._told_silent = True
+        self._warn(
+            f"{self.name or type(self).__name__}: the agent of row {named_row(game.rows.keys[i])} has ended without an "
+            "answer of the policy, so nothing of its episode is trained. It has to ask task.base_url with the key "
+            "task.api_key; a program finds them in OPENAI_BASE_URL and OPENAI_API_KEY. Others are not told of."
+        )
 
     def _expect_template(self, tokenizer: Any) -> None:
         """Raise ModelError for a chat template by which no call can go on from another.

@@ -9,6 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
 from contextlib import aclosing
+from http import HTTPStatus
 from types import ModuleType
 from typing import Any
 
@@ -252,7 +253,8 @@ class _Connection:
             headers.append(("content-length", str(len(answer))))
         if status == 429:
             headers.append(("retry-after", "1"))
-        self._writer.write(self._http.send(self._h11.Response(status_code=status, headers=headers)))
+        head = self._h11.Response(status_code=status, headers=headers, reason=HTTPStatus(status).phrase.encode())
+        self._writer.write(self._http.send(head))
         if isinstance(answer, bytes):
             await self._write(self._h11.Data(data=answer))
         else:

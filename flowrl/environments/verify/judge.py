@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import http.client
+import inspect
 import json
 import os
 import re
+import string
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -45,10 +47,10 @@ class Judge:
     """A reward function that asks a model: ``judge(prompt=..., response=..., **columns)`` is a number.
 
     ``question`` is filled in by what it is called with, as Python formats text, and sent as the user's message to
-    ``base_url + "/chat/completions"``. ``read`` makes a number of what the model says, or None where it says none.
-    ``key_variable`` names the environment variable that holds the key of the endpoint. ``concurrency`` requests are
-    under way at once; each may take ``seconds`` in all. What fails is asked again ``retries`` times, after a second and
-    twice as many each further time, or as many as the server says.
+    ``base_url + "/chat/completions"``; a reward asks for the columns that it names. ``read`` makes a number of what the
+    model says, or None where it says none. ``key_variable`` names the environment variable that holds the key of the
+    endpoint. ``concurrency`` requests are under way at once; each may take ``seconds`` in all. What fails is asked
+    again ``retries`` times, after a second and twice as many each further time, or as many as the server says.
 
     What was answered is kept by the content of the request, so that equal answers are asked for once; with ``cache`` in
     a file, for later runs too.
@@ -83,6 +85,7 @@ class Judge:
                 f"concurrency={concurrency}, seconds={seconds}, retries={retries} are no limits.",
                 fix="Give concurrency 1 or more, seconds above 0, retries 0 or more.",
             )
+        self.__signature__ = _signature(question)
         self._given = {"base_url": base_url, "model": model, "question": question, "system": system, "read": read}
         self._given |= {"key_variable": key_variable, "concurrency": concurrency, "seconds": seconds}
         self._given |= {"retries": retries, "cache": cache, **more}
@@ -173,6 +176,23 @@ class Judge:
                 raise VerifierFailed(f"the environment variable {self.key_variable} has no key for {self.base_url}")
             headers["Authorization"] = f"Bearer {key}"
         return headers
+
+
+def _signature(question: str) -> inspect.Signature:
+    """What a reward is called with that fills in this text: ``prompt``, ``response``, and the columns that it names."""
+    try:
+        named = [name for _, name, _, _ in string.Formatter().parse(question) if name is not None]
+        names = dict.fromkeys(re.split(r"[.[]", name)[0] for name in named)
+        if wrong := [name for name in names if not name.isidentifier()]:
+            raise ValueError(f"{{{wrong[0]}}} names no column")
+    except ValueError as error:
+        raise UsageError(
+            f"The question of a judge is no text to fill in: {error}.",
+            fix="Name columns as {answer}, and write {{ and }} for braces that are to be sent.",
+        ) from None
+    own = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default="") for name in ("prompt", "response")]
+    others = [name for name in names if name not in ("prompt", "response")]
+    return inspect.Signature([*own, *(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in others)])
 
 
 def _content(said: bytes) -> str:

@@ -16,10 +16,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any
 
+from .event_loops import EventLoops
 from .failed_rewards import Late
 from .printed_output import PRINTING
 from .rows_in_progress import Notes, Row
@@ -30,6 +32,7 @@ LOOK = 0.002  # seconds between two looks, at least
 _COMPUTES = 0.02  # what a look counts at a call that computes; one at a call that waits is enough
 _SLICE = 0.02  # seconds that an answer lies here while others are waited for
 _HELD_UP = 0.2  # seconds that an event loop has to end a call by itself
+_PATIENT = 10  # times as many where it is not seen to be held up
 _THREADS = 256  # that are busy with a slow call each, at most
 
 
@@ -63,11 +66,13 @@ class CodeCalls:
     """The calls of all sessions of a rollout: :meth:`begin` some, then :meth:`collect` their answers.
 
     ``timeout`` is the most seconds of one; with None plain ones run in the thread that begins them. With
-    ``stop_at_error`` no plain one is begun after one that failed.
+    ``stop_at_error`` no plain one is begun after one that failed. Async ones run in ``loops``.
     """
 
-    def __init__(self, timeout: float | None, notes: Notes, *, stop_at_error: bool = False) -> None:
-        self.timeout, self.notes = timeout, notes
+    def __init__(
+        self, timeout: float | None, notes: Notes, loops: EventLoops | None = None, *, stop_at_error: bool = False
+    ) -> None:
+        self.timeout, self.notes, self.event_loops = timeout, notes, loops or EventLoops()
         self._stop_at_error = stop_at_error
         self._looked = 0.0  # when
         self._waiting: deque[CodeCall] = deque()
@@ -148,7 +153,8 @@ class CodeCalls:
             self._closed = True
             self._waiting.clear()
             self._change.notify_all()
-        for loop in self._loops:
+        loops, self._loops, self._loop = self._loops, [], None
+        for loop in loops:
             loop.close()
 
     # -- inside -------------------------------------------------------------------------------------------------------
@@ -288,10 +294,8 @@ class _Loop:
         self.is_held_up = False  # by one piece of code, from the look before to the last one
         self._seen: tuple[CodeCall, float] | None = None  # what it was within at the last look
         self._asked = self._answered = 0
-        self._thread: WaitingThread | None = None
-        self.loop = asyncio.new_event_loop()
-        whole = copy_context()
-        threading.Thread(target=whole.run, args=(self._run,), daemon=True, name="flowrl-env-loop").start()
+        self._events = calls.event_loops.take()
+        self.loop = self._events.loop
 
     def begin(self, calls: Sequence[CodeCall]) -> None:
         """Begin calls, all at once."""
@@ -309,36 +313,34 @@ class _Loop:
             self.looks += counts
             self._asked += 1
             self.loop.call_soon_threadsafe(self._answer, self._asked)
-        elif within is not None and within is self._seen and self._thread is not None:
-            self.looks += 1.0 if self._thread.waits() else _COMPUTES
+        elif within is not None and within is self._seen and self._events.thread is not None:
+            self.looks += 1.0 if self._events.thread.waits() else _COMPUTES
             self.is_held_up = True
         self._seen = within
 
     def close(self) -> None:
-        """End what runs, and the loop."""
-        self.loop.call_soon_threadsafe(self._stop)
+        """End the calls that run, and give the loop back; one that is held up is left behind."""
+        if self.loop.is_closed():  # by what it ran
+            return
+        ending = asyncio.run_coroutine_threadsafe(self._end(), self.loop)
+        for _ in range(_PATIENT):
+            with suppress(TimeoutError):
+                ending.result(_HELD_UP)
+                self._calls.event_loops.give_back(self._events)
+                return
+            if self.within is not None:
+                break
+        self._events.close()
 
     def _answer(self, number: int) -> None:
         self._answered = number
 
-    def _run(self) -> None:
-        self._thread = WaitingThread()
-        asyncio.set_event_loop(self.loop)
-        try:
-            self.loop.run_forever()
-            self.loop.run_until_complete(self.loop.shutdown_asyncgens())
-        finally:
-            self.loop.close()
-
-    def _stop(self) -> None:
-        tasks = asyncio.all_tasks(self.loop)
+    async def _end(self) -> None:
+        with self._calls._change:
+            tasks = [call.task for call in self.calls if call.task is not None]
         for task in tasks:
             task.cancel()
-        self.loop.create_task(self._end(tasks))
-
-    async def _end(self, tasks: set[asyncio.Task[Any]]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
-        self.loop.stop()
 
     def _start(self, calls: Sequence[CodeCall]) -> None:
         for call in calls:

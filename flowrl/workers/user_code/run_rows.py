@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextvars import copy_context
 from typing import Any, Protocol
 
+from .event_loops import EventLoops
 from .failed_rewards import Late
 from .printed_output import PRINTING
 from .rows_in_progress import Notes, Row
@@ -31,22 +32,23 @@ def run_rows(
     concurrency: int,
     timeout: float | None,
     notes: Notes | None = None,
+    loops: EventLoops | None = None,
     at: At = lambda place: Row(),
     tell: Tell = lambda place, outcome: None,
 ) -> list[Any]:
     """Call ``fn(**row)`` for every row, ``concurrency`` at a time; results, or the exceptions, in the order of rows.
 
     A plain function runs in threads; one that runs out of time is left behind with a TimeoutError as its result. An
-    exit that it asks for is its exception. ``notes`` has the rows that it is at; ``tell`` is not told of rows that were
-    left behind.
+    exit that it asks for is its exception. An async one runs in one of ``loops``. ``notes`` has the rows that it is at;
+    ``tell`` is not told of rows that were left behind.
     """
     kept = notes or Notes()
     if not (inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(type(fn).__call__)):
         return _run_threads(fn, rows, concurrency, timeout, kept, at, tell)
     outcomes: list[Any] = [None] * len(rows)
-    left = list(range(len(rows)))
+    left, found = list(range(len(rows))), loops or EventLoops()
     while left:
-        left = _Loop(fn, rows, left, outcomes, concurrency, timeout, kept, at, tell).run()
+        left = _Loop(fn, rows, left, outcomes, concurrency, timeout, kept, at, tell).run(found)
     return outcomes
 
 
@@ -142,7 +144,7 @@ def _run_threads(
 
 
 class _Loop:
-    """An event loop in a thread of its own, for the rows ``numbers``: the caller can leave it behind."""
+    """What runs in an event loop for the rows ``numbers``: the caller can leave it behind."""
 
     def __init__(
         self,
@@ -163,10 +165,10 @@ class _Loop:
         self.left = False
         self.ended = threading.Event()
 
-    def run(self) -> list[int]:
+    def run(self, loops: EventLoops) -> list[int]:
         """Run until all rows are done. Returns those that were not begun where one of them does not let others run."""
-        whole = copy_context()
-        threading.Thread(target=whole.run, args=(self._work,), daemon=True, name="flowrl-reward").start()
+        events = loops.take()
+        asyncio.run_coroutine_threadsafe(self._all(), events.loop)
         while not self.ended.wait(self.timeout):
             within = self.within
             if self.timeout is None or within is None or time.monotonic() - within[1] < self.timeout + _SLACK:
@@ -175,18 +177,17 @@ class _Loop:
             for i in (i for i, done in list(self.begun.items()) if not done):
                 held_up = "; it waits without await, which stops all others" if i == within[0] else ""
                 self.outcomes[i] = Late(self.timeout, held_up)
+            events.close()
             return [i for i in self.numbers if i not in self.begun]
+        loops.give_back(events)
         return []
-
-    def _work(self) -> None:
-        try:
-            asyncio.run(self._all())
-        finally:
-            self.ended.set()
 
     async def _all(self) -> None:
         gate = asyncio.Semaphore(self.concurrency)
-        await asyncio.gather(*(self._one(gate, i) for i in self.numbers))
+        try:
+            await asyncio.gather(*(self._one(gate, i) for i in self.numbers))
+        finally:
+            self.ended.set()
 
     async def _one(self, gate: asyncio.Semaphore, i: int) -> None:
         async with gate:

@@ -340,8 +340,10 @@ def test_an_agent_may_be_async_and_may_not_ask_at_all():
         async def agent(self, task):
             return "abc"
 
-    found = play(Silent(), rows=2)
+    with pytest.warns(UserWarning, match="agent of row .* has ended without an answer of the policy") as told:
+        found = play(Silent(), rows=2)
     assert found.rewards.to_list() == [3.0, 3.0] and found.response_ids.to_list() == [[], []]
+    assert len(told) == 1
 
 
 PROGRAM = """

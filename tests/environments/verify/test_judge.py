@@ -6,9 +6,11 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from letters import build_tokenizer
 
 import flowrl as fl
 from flowrl.environments import verify
+from flowrl.errors import FieldError, UsageError
 
 
 class Endpoint:
@@ -113,6 +115,22 @@ def test_a_judge_is_asked_with_the_columns_and_its_score_is_the_reward(endpoint,
         }
     ]
     assert server.headers[0]["Authorization"] == "Bearer secret"
+
+
+def test_a_reward_asks_for_the_columns_of_the_question():
+    """A name that is wrong was an error of each row, when the endpoint was to be asked."""
+    judge = verify.Judge("http://127.0.0.1:9", "m", question="{prompt} {response} {anwser[0]} {{}}")
+    source = fl.data.rows([{"prompt": "1+2", "answer": "3", "response": "4"}], batch=1)
+    batch = source.to_batch(source.cursor().draw(), 0, build_tokenizer())
+    with pytest.raises(FieldError, match="Judge takes 'anwser', which is no column") as error:
+        fl.open(fl.FunctionReward(judge)).score(batch)
+    assert error.value.fix == "Write answer for anwser." and error.value.at.file == __file__
+
+
+@pytest.mark.parametrize("question", ['Say {"score": 7}. {response}', "{} {response}", "{0}", "{response", "}"])
+def test_a_question_that_cannot_be_filled_in_is_refused(question):
+    with pytest.raises(UsageError, match="The question of a judge is no text to fill in"):
+        verify.Judge("http://127.0.0.1:9", "m", question=question)
 
 
 def test_what_fails_for_a_while_is_asked_again(endpoint, monkeypatch):
