@@ -376,6 +376,7 @@ def stand_in(folder):
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: sglang\nVersion: 0.5.23\n")
     python = folder / "python"
-    python.write_text(f'#!/bin/sh\nPYTHONPATH="{folder / "stub"}:$PYTHONPATH" exec {sys.executable} "$@"\n')
+    path = f"{folder / 'stub'}${{PYTHONPATH:+:$PYTHONPATH}}"  # an empty part would be the folder that it is started in
+    python.write_text(f'#!/bin/sh\nPYTHONPATH="{path}" exec {sys.executable} "$@"\n')
     python.chmod(0o755)
     return str(python)
