@@ -15,7 +15,7 @@ from flowrl.cli.check import add_options as check_options
 from flowrl.cli.run import add_options
 from flowrl.errors import UsageError
 
-RUNTIME = Path(__file__).parents[1] / "runtime"
+RUNTIME = Path(__file__).parents[2] / "runtime"
 
 
 @pytest.fixture
