@@ -175,12 +175,14 @@ class _Connection:
         h11 = self._h11
         while True:
             try:
-                request = await asyncio.wait_for(self._event(), self._gateway._idle)
+                async with asyncio.timeout(self._gateway._idle):
+                    request = await self._event()
                 if not isinstance(request, h11.Request):
                     return
                 key = _key(request.headers)
                 most = self._gateway.largest_body(key)
-                body = await asyncio.wait_for(self._body(request, most), self._gateway._reading)
+                async with asyncio.timeout(self._gateway._reading):
+                    body = await self._body(request, most)
                 method, target = request.method.decode("ascii", "replace"), request.target.decode("ascii", "replace")
                 if not await self._while_there(self._answer(method, target.partition("?")[0], key, body)):
                     return
@@ -265,7 +267,8 @@ class _Connection:
 
     async def _write(self, event: Any) -> None:
         self._writer.write(self._http.send(event))
-        await asyncio.wait_for(self._writer.drain(), self._gateway._idle)
+        async with asyncio.timeout(self._gateway._idle):  # ``wait_for`` of Python 3.11 may lose that it is cancelled
+            await self._writer.drain()
 
 
 async def _streamed(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import threading
+from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import pytest
@@ -14,6 +16,7 @@ from talking_agent import Talks, tokenizer
 
 import flowrl as fl
 from flowrl.batch import CallInfo
+from flowrl.environments.gateway.server import _Connection
 
 pytest.importorskip("h11", reason="the gateway needs the package h11")
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
@@ -259,6 +262,34 @@ def test_who_hangs_up_ends_the_sampling_and_may_ask_again(path, stream):
     found = play(agent)
     assert found.outcome.to_list() == ["finished"] and found.turns.to_list() == [1] and found.forks.to_list() == [0]
     assert sum(found.response_mask.to_list()[0]) == LENGTH and found.sampled_tokens.to_list() == [LENGTH + 5]
+
+
+@pytest.mark.parametrize("steps", range(8))
+def test_who_hangs_up_as_something_is_written_is_noticed(steps):
+    """``asyncio.wait_for`` of Python 3.11 forgets that it is cancelled as what it waits for ends: the row was sampled on
+    and on."""
+
+    async def drain():
+        await asyncio.sleep(0)
+
+    writer = SimpleNamespace(write=lambda data: None, drain=drain)
+    connection = SimpleNamespace(
+        _http=SimpleNamespace(send=bytes), _writer=writer, _gateway=SimpleNamespace(_idle=60.0)
+    )
+
+    async def answers():
+        await _Connection._write(connection, b"a piece")
+        await asyncio.Event().wait()  # for the next one
+
+    async def hangs_up():
+        answering = asyncio.ensure_future(answers())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        answering.cancel()
+        await asyncio.wait({answering}, timeout=10)
+        return answering.cancelled()
+
+    assert asyncio.run(hangs_up())
 
 
 def test_who_hangs_up_ends_the_sampling_on_another_rank_too():
