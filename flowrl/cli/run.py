@@ -114,7 +114,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run_command(flow: Flow, words: Sequence[str]) -> int:
     """Run programs. Returns the exit status."""
     begun = recorded_words(words) if "--resume" in words else []
-    given = parse(flow, "run", [*begun, *words], add_options)
+    given = parse(flow, "run", words, add_options, begun=begun)
     options = given.options
     for name in ("checkpoint_every", "keep_last", "trajectories", "trajectories_every"):
         rule, value = RUN_OPTIONS[name], getattr(options, name)
@@ -128,7 +128,7 @@ def run_command(flow: Flow, words: Sequence[str]) -> int:
     if not faulthandler.is_enabled():
         faulthandler.enable()  # a crash of user code says where it was
     try:
-        outcome = _run(flow, given, out, arguments=[*begun, *lasting_words(given.words[len(begun) :], begun)])
+        outcome = _run(flow, given, out, arguments=[*begun, *lasting_words(given.words, begun)])
     except (CheckError, UsageError):
         raise  # nothing has run
     except KeyboardInterrupt as stopped:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -14,11 +13,8 @@ RUNTIME = Path(__file__).parents[1] / "runtime"
 
 
 @pytest.fixture
-def script(tmp_path):
-    """The flow of the tests of evaluations, as a script of its own."""
-    for name in ("small_flow", "evaluated_flow"):
-        shutil.copy(RUNTIME / f"{name}.py", tmp_path)
-    return str(tmp_path / "evaluated_flow.py")
+def script(evaluated_script):
+    return evaluated_script
 
 
 def lines(out, program):

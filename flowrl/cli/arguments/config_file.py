@@ -9,7 +9,8 @@ from typing import Any, cast
 
 from ...errors import At, UsageError, near_file
 
-_OF_ONE_START = ("config", "resume", "overwrite", "allow-changed", "unlock", "help")
+#: Options that say how a run starts this time: no file has them, and no record of a run.
+OF_ONE_START = ("resume", "allow-changed", "unlock", "overwrite")
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ def _options(node: Any, before: str, line_of: Any) -> Iterator[tuple[str, tuple[
     for key, value in node.value:
         program, dot, own = f"{before}{key.value}".rpartition(".")
         name = f"{program}{dot}{own.replace('_', '-')}"
-        if name in _OF_ONE_START:
+        if name in (*OF_ONE_START, "config", "help"):
             what = f"--config: {name} is for one start of a run, and not for a file."
             raise UsageError(what, at=line_of(key.start_mark), fix=f"Write --{name} on the command line.")
         kind = type(value).__name__

@@ -23,7 +23,7 @@ from .config_file import FromFile, expand_config
 class Words:
     """Parsed options, and the parameters of each chosen program.
 
-    ``words`` are what they are read from, with the options of files in the place of these.
+    ``words`` are what was said, with the options of files in the place of these.
     """
 
     options: argparse.Namespace
@@ -32,10 +32,21 @@ class Words:
     words: tuple[str, ...] = ()
 
 
-def parse(flow: Flow, command: str, words: Sequence[str], extra: Callable[[argparse.ArgumentParser], None]) -> Words:
-    """Read a command's words; ``extra`` adds the options of that command. Raises UsageError with the near miss."""
+def parse(
+    flow: Flow,
+    command: str,
+    words: Sequence[str],
+    extra: Callable[[argparse.ArgumentParser], None],
+    *,
+    begun: Sequence[str] = (),
+) -> Words:
+    """Read a command's words; ``extra`` adds the options of that command. Raises UsageError with the near miss.
+
+    ``begun``: words that come before these, of the run that they go on with.
+    """
     parser = new_parser(command, shown(flow.script))
-    words, from_files = expand_config(words)
+    expanded, from_files = expand_config(words)
+    words = [*begun, *expanded]
     programs = chosen(flow, words)
     between = [name for name in _evaluations(words) if name in flow.programs and name not in programs]
     asked = {name: flow.find_program(name) for name in (*programs, *between)}
@@ -74,7 +85,8 @@ def parse(flow: Flow, command: str, words: Sequence[str], extra: Callable[[argpa
                         **bare,
                     )
     help_ = f"flowrl {command} {shown(flow.script)} --help"
-    words = list(_switched(parser, _without_others(parser, words, from_files, help_)))
+    if from_files:
+        words = _without_others(parser, words, from_files, help_)
     options = read_words(parser, words, help_)
     parameters = _presets(asked, options.preset)
     for dest, (name, parameter) in flags.items():
@@ -85,7 +97,7 @@ def parse(flow: Flow, command: str, words: Sequence[str], extra: Callable[[argpa
         if not name:
             raise UsageError(f"--model {given}: write --model WORKER=NAME.")
         flow.use_model(worker, name)
-    return Words(options, programs, parameters, tuple(words))
+    return Words(options, programs, parameters, tuple(expanded))
 
 
 def add_common(parser: argparse.ArgumentParser, presets: Sequence[str] = ()) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from ...errors import UsageError, shown
 from ...flow import Flow
 from ...runtime.storage.run_record import read_record
+from .config_file import OF_ONE_START
 
 
 def how_to_go_on(flow: Flow, out: Path) -> str:
@@ -21,7 +22,7 @@ def how_to_go_on(flow: Flow, out: Path) -> str:
     return f"go on with: {command}" if there else f"it has no checkpoint yet; it begins again with: {command}"
 
 
-_OF_ONE_START = ("--resume", "--allow-changed", "--unlock", "--overwrite")
+_OF_ONE_START = [f"--{name}" for name in OF_ONE_START]
 
 
 def lasting_words(words: Sequence[str], begun: Sequence[str]) -> list[str]:

@@ -71,18 +71,9 @@ def _run(runtime: str, folder: Path) -> tuple[bool, str]:
         plan.write_text(engine_plan(runtime), encoding="utf-8")
     else:
         how, plan = PLANS[runtime][0], find_plan(PLANS[runtime][1])
-    words = [
-        *WORDS.split(),
-        "--runtime",
-        how,
-        "--plan",
-        str(plan),
-        "--out",
-        str(folder / "run"),
-        "--no-save",
-        "--quiet",
-    ]
-    status, said = _said_by([sys.executable, "-P", "-m", "flowrl", "run", "grpo", *words], folder)
+    where = ["--runtime", how, "--plan", str(plan), "--out", str(folder / "run")]
+    words = ["run", "grpo", *WORDS.split(), *where, "--no-save", "--quiet"]
+    status, said = _said_by([sys.executable, "-P", "-m", "flowrl", *words], folder)
     if status is None:
         return False, "\n".join([f"no end after {SECONDS} s. Its process has said:", *said])
     if status:

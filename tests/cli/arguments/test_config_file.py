@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-from pathlib import Path
 
 import pytest
 
@@ -15,15 +13,10 @@ from flowrl.cli.check import add_options as check_options
 from flowrl.cli.run import add_options
 from flowrl.errors import UsageError
 
-RUNTIME = Path(__file__).parents[2] / "runtime"
-
 
 @pytest.fixture
-def script(tmp_path):
-    """The flow of the tests of evaluations, whose programs are evaluated and evaluate."""
-    for name in ("small_flow", "evaluated_flow"):
-        shutil.copy(RUNTIME / f"{name}.py", tmp_path)
-    return str(tmp_path / "evaluated_flow.py")
+def script(evaluated_script):
+    return evaluated_script
 
 
 @pytest.fixture
@@ -123,10 +116,12 @@ def test_a_file_that_cannot_be_had(read, words, what):
 def test_a_run_goes_on_without_the_file(script, tmp_path, capsys):
     """What was in it is in the record of the run."""
     file, out = tmp_path / "options.yaml", tmp_path / "run"
-    file.write_text(f"steps: 2\nseed: 5\nquiet: true\nno_save: true\nout: {out}\n", encoding="utf-8")
+    text = f"steps: 2\nseed: 5\nquiet: true\nno_save: true\nkeep_sampled: false\nout: {out}\n"
+    file.write_text(text, encoding="utf-8")
     assert main(["run", script, "--config", str(file)]) == 0
     file.unlink()
     assert main(["run", script, "--out", str(out), "--resume", "--steps", "3"]) == 0
     record = json.loads((out / "run.json").read_text())
     assert record["seed"] == 5 and record["parameters"][0]["steps"] == 3
-    assert "--config" not in " ".join(record["arguments"])
+    begun = ["--steps=2", "--seed=5", "--quiet=true", "--no-save=true", "--keep-sampled=false", f"--out={out}"]
+    assert record["arguments"] == [*begun, "--steps", "3"], "a switch that is off is a word, too"
