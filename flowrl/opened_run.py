@@ -123,6 +123,8 @@ class OpenedRun:
         for name, value in (("skip", skip), ("count", count)):
             if (name, value) != ("count", None) and (type(value) is not int or value < 0):
                 raise UsageError(f"rows({name}={value!r}): it is a number of rows, 0 or more.")
+        if step is not None and (type(step) is not int or step < 0):
+            raise UsageError(f"rows(step={step!r}): it is the number of a step, from 0.")
         found = (row for row in self.each_row(program) if step is None or row.get("step") == step)
         return list(islice(found, skip, None if count is None else skip + count))
 

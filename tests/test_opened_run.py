@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -90,6 +91,13 @@ def test_numbers_of_rows_that_are_none_are_refused(tmp_path: Path, wrong: dict) 
     run = written(tmp_path / "run", trajectories=[{"program": "grpo", "step": 0}])
     with pytest.raises(UsageError, match="it is a number of rows, 0 or more"):
         run.rows(**wrong)
+
+
+@pytest.mark.parametrize("step", ["a", 1.0, -1, True])
+def test_a_step_that_is_none_is_refused(tmp_path: Path, step: Any) -> None:
+    run = written(tmp_path / "run", trajectories=[{"program": "grpo", "step": 1}])
+    with pytest.raises(UsageError, match="it is the number of a step, from 0"):
+        run.rows(step=step)
 
 
 def test_rows_come_in_pages_of_fifty_and_a_large_file_is_not_held(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from ..flow import Flow
 from ..graph.check_program import Report
 from ..graph.tracing.trace_records import Lint
 from ..workers.model_folder import missing_folders
-from .arguments.auto_plan import is_auto
 from .arguments.options import parse
+from .arguments.plan_option import asks_auto
 from .arguments.study_options import add_study_options, load_plan, study_of
 
 
@@ -31,10 +31,10 @@ def check_command(flow: Flow, words: Sequence[str]) -> int:
     given = parse(flow, "check", words, add_options)
     reports = [flow.check(name, **given.parameters[name]) for name in dict.fromkeys(given.programs)]
     plan = None
-    if given.options.plan:
+    if given.options.plan or given.options.set:
         sound = next((r.program for r in reports if not r.errors), None)
         first = sound or given.programs[0]
-        searched = is_auto(given.options.plan) and sound is None  # there is nothing to search for
+        searched = asks_auto(given.options) and sound is None  # there is nothing to search for
         plan = None if searched else load_plan(flow, given.options, first, given.parameters[first])
         reports = [
             _with_plan(report, study_of(flow, r, given.parameters[r], given.options, plan))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from ..errors import UsageError
@@ -16,7 +18,7 @@ from .help import new_parser
 def eval_command(words: Sequence[str]) -> int:
     """Evaluate, or compare two evaluations. Returns the exit status."""
     options = read_options(words)
-    from ..environments.evaluate import compare, evaluate, save_results, summary_of
+    from ..environments.evaluate import Record, compare, evaluate, save_results, save_so_far, summary_of
 
     if options.compare:
         print(json.dumps(compare(*options.compare), indent=1))
@@ -39,7 +41,14 @@ def eval_command(words: Sequence[str]) -> int:
     policy = open_worker(Actor(options.policy, lr=None, max_tokens=options.max_tokens), name="policy")
     played = {name: getattr(options, name) for name in ("n", "rows", "seed", "greedy", "turns", "tokens", "seconds")}
     played |= {"temperature": options.temperature, "retries": options.retries}
-    records = evaluate(open_worker(env), policy, source, **played)
+    begun = perf_counter()
+
+    def note(records: Sequence[Record]) -> None:
+        so_far, saved = summary_of(records, {}), save_so_far(options.out, records)
+        told = f"{so_far['tasks']} of {options.rows} tasks, reward {so_far['reward']:.4g}"
+        print(f"{told}, {perf_counter() - begun:.0f} s: {saved}", file=sys.stderr, flush=True)
+
+    records = evaluate(open_worker(env), policy, source, **played, note=note)
     about = {"environment": options.environment, "arguments": arguments, "policy": options.policy, **played}
     summary = summary_of(records, {**about, "max_tokens": options.max_tokens})
     save_results(options.out, records, summary)

@@ -52,7 +52,7 @@ def graph_command(flow: Flow, words: Sequence[str]) -> int:
         raise UsageError("flowrl graph draws one program.", fix=f"Write --program {name}.")
     graph = flow.graph(name, **given.parameters[name])
     report = flow.check(name, **given.parameters[name])
-    if given.options.plan and not report.errors:
+    if (given.options.plan or given.options.set) and not report.errors:
         plan = load_plan(flow, given.options, name, given.parameters[name])
         study = study_of(flow, name, given.parameters[name], given.options, plan)
         flown = study.simulate(given.options.simulate) if given.options.simulate else None

@@ -56,7 +56,7 @@ def plan_command(flow: Flow, words: Sequence[str]) -> int:
     if options.format not in FORMATS:
         raise UsageError(f"--format {options.format}: the formats are {', '.join(FORMATS)}.")
     if options.show or not options.cluster:
-        if not options.plan:
+        if not options.plan and not options.set:
             raise UsageError(
                 "flowrl plan needs a plan to show, or a cluster to search on.",
                 fix="Write --show --plan FILE, or --cluster h100-80:4x8.",
@@ -65,6 +65,9 @@ def plan_command(flow: Flow, words: Sequence[str]) -> int:
         kinds = {h.name: h.cls.__name__ for h in flow.handles}
         put(render(plan, options.format, kinds), options.out)
         return 0
+    if options.set:
+        what = f"--set {options.set[0]} changes a plan, and --cluster searches for one."
+        raise UsageError(what, fix="Change the plan that is found: --plan FILE --set ... of the other commands.")
     report = flow.check(name, **given.parameters[name])
     if report.errors:
         raise CheckError(report.errors)

@@ -17,8 +17,9 @@ from ..graph.tracing.log_names import ALWAYS
 from ..lowering.lower import choose_runtime
 from ..placement.plan.plan import Plan
 from ..run_options import RUN_OPTIONS
-from .arguments.auto_plan import auto_plan, is_auto
+from .arguments.auto_plan import auto_plan
 from .arguments.options import Words, parse, whole_number
+from .arguments.plan_option import asks_auto, said_plan
 from .arguments.resume_command import how_to_go_on, lasting_words, recorded_words
 from .pages_process import draw_apart
 
@@ -156,8 +157,9 @@ def _run(flow: Flow, said: Words, out: Path, *, arguments: Sequence[str]) -> Out
     given: dict[str, Any] = {name: getattr(options, name) for name in RUN_OPTIONS} | {"seed": options.seed or 0}
     given |= {"track": options.track, "evaluate": options.evaluate, "checkpoint": options.checkpoint}
     parameters, address = said.parameters, options.address
-    plan = _searched(flow, said) if is_auto(options.plan) else options.plan
-    given["runtime"] = options.runtime or (choose_runtime(plan) if isinstance(plan, Plan) else "local")
+    auto = asks_auto(options)
+    plan = _searched(flow, said) if auto else said_plan(options)
+    given["runtime"] = options.runtime or (choose_runtime(plan) if auto and plan is not None else "local")
     return flow.run(
         *said.programs, out=out, plan=plan, parameters=parameters, arguments=arguments, address=address, **given
     )

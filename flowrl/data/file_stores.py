@@ -176,6 +176,8 @@ def _parsed(line: bytes, at: At | None) -> Mapping[str, Any]:
     fix = "Write one JSON object per line."
     if line.lstrip().startswith(b"["):
         fix += " A file that is one list is read by fl.data.rows(json.load(open(path)), ...)."
+    if line.startswith(b"PAR1"):
+        raise DataError("The file is parquet, and no lines of JSON.", at=at, fix="Read it with fl.data.parquet.")
     try:
         row = json.loads(line.decode("utf-8-sig"))
     except UnicodeError as error:

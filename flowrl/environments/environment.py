@@ -5,15 +5,17 @@ from __future__ import annotations
 import inspect
 import json
 import math
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from .. import data
-from ..errors import WorkerError
+from ..errors import FieldError, WorkerError, did_you_mean
+from ..graph.ops.field_types import STANDARD
 from ..graph.script.site import defined_at
 from ..workers.env import Env
 from ..workers.episodes import GraderFailed
+from ..workers.game import TASK_SEED
 from .chat import forgotten_text, has_template, ids_behind, title_of
 from .hooks import Hook, hooks_of
 from .tool_calls import ToolCall, read_tool_calls
@@ -127,6 +129,22 @@ class Environment(Env):
             )
         tools_of(cls.tools)
         hooks_of(cls)
+
+    @classmethod
+    def check_call(cls, op: str, columns: Collection[str]) -> None:
+        super().check_call(op, columns)
+        if op != "rollout" or any(getattr(cls, n) is not getattr(Environment, n) for n in ("setup", "reset", "_reset")):
+            return  # these may put more into a row
+        known = [*_OPEN, *sorted(name for name in columns if name not in STANDARD)]
+        for hook in hooks_of(cls).values():
+            asks = hook.asks if hook.kind in ("reward", "metric") else ()
+            for name in (n for n in asks if n not in known and n not in STANDARD and n != TASK_SEED):
+                raise FieldError(
+                    f"{cls.__name__}.{hook.name} asks for '{name}', which is no column of the data.",
+                    at=defined_at(getattr(cls, hook.name)),
+                    have=known,
+                    fix=did_you_mean(name, known, "Have the data give it, or take a column that is there."),
+                )
 
     # -- what a subclass writes ---------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,25 @@ from ..errors import UsageError
 from ..workers.env import Env
 
 RESULTS, SUMMARY = "results.jsonl", "summary.json"
+SO_FAR = "results.part.jsonl"  # of an evaluation that goes on, or was broken off
 Record = dict[str, Any]
 
 
 def evaluate(
-    env: Env, policy: Any, source: Source, *, n: int = 1, rows: int = 64, seed: int = 0, **how: Any
+    env: Env,
+    policy: Any,
+    source: Source,
+    *,
+    n: int = 1,
+    rows: int = 64,
+    seed: int = 0,
+    note: Callable[[Sequence[Record]], None] | None = None,
+    **how: Any,
 ) -> list[Record]:
     """Play the first ``rows`` tasks of a source ``n`` times each; a record per episode, in their order.
 
-    ``how`` are further arguments of ``rollout``. Failures are marked; their reward is None.
+    ``note`` is told all records so far after each batch of tasks. ``how`` are further arguments of ``rollout``.
+    Failures are marked; their reward is None.
     """
     cursor, found, first = source.cursor(), list[Record](), 0
     while first < rows:
@@ -35,6 +45,8 @@ def evaluate(
         batch = source.to_batch(drawn, first, policy.tokenizer).with_call(CallInfo(seed=seed, op="eval.rollout"))
         found += _records(env.rollout(batch, policy=policy, n=n, on_error="mark", max_failed=1.0, **how), policy)
         first += len(drawn)
+        if note is not None:
+            note(found)
     return found
 
 
@@ -77,15 +89,24 @@ def summary_of(records: Sequence[Record], about: Mapping[str, Any]) -> Record:
 
 def save_results(folder: Path, records: Sequence[Record], summary: Mapping[str, Any]) -> None:
     """Write ``results.jsonl`` and ``summary.json`` into a folder."""
+    save_so_far(folder, records).replace(folder / RESULTS)
+    (folder / SUMMARY).write_text(json.dumps(summary, indent=1) + "\n")
+
+
+def save_so_far(folder: Path, records: Sequence[Record]) -> Path:
+    """Write the records of an evaluation that goes on into a folder, beside the results of an earlier one."""
     folder.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps(record, ensure_ascii=False) for record in records]
-    (folder / RESULTS).write_text("".join(f"{line}\n" for line in lines))
-    (folder / SUMMARY).write_text(json.dumps(summary, indent=1) + "\n")
+    (folder / SO_FAR).write_text("".join(f"{line}\n" for line in lines))
+    return folder / SO_FAR
 
 
 def read_results(folder: Path) -> tuple[list[Record], Record]:
     """Read what :func:`save_results` has written. Raises UsageError where a folder holds none."""
     if not (folder / RESULTS).exists() or not (folder / SUMMARY).exists():
+        if (folder / SO_FAR).exists():
+            what = f"{folder} holds an evaluation that was broken off: {SO_FAR} is what had been played."
+            raise UsageError(what, fix="Evaluate again into that folder.")
         raise UsageError(f"{folder} holds no results of an evaluation.", fix="Name the --out of flowrl eval.")
     lines = (folder / RESULTS).read_text().splitlines()
     return [json.loads(line) for line in lines], json.loads((folder / SUMMARY).read_text())

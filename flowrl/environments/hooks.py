@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -53,7 +54,8 @@ def reward(weight: float = 1.0) -> Callable[[F], F]:
     """
     if callable(weight):
         raise WorkerError("@reward is written without a weight.", fix="Write @reward(), or @reward(weight=0.5).")
-    return lambda fn: _marked(fn, "reward", float(weight))
+    number = _weight(weight, "reward")
+    return lambda fn: _marked(fn, "reward", number)
 
 
 def metric(fn: F) -> F:
@@ -81,7 +83,15 @@ def group_reward(weight: float = 1.0) -> Callable[[F], F]:
     if callable(weight):
         fix = "Write @group_reward(), or @group_reward(weight=0.5)."
         raise WorkerError("@group_reward is written without a weight.", fix=fix)
-    return lambda fn: _marked(fn, "group_reward", float(weight))
+    number = _weight(weight, "group_reward")
+    return lambda fn: _marked(fn, "group_reward", number)
+
+
+def _weight(weight: float, kind: str) -> float:
+    """The weight as a number. Raises WorkerError for what is none, or not finite."""
+    if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not math.isfinite(weight):
+        raise WorkerError(f"@{kind}(weight={weight!r}): a weight is a number.", fix=f"Write @{kind}(weight=0.5).")
+    return float(weight)
 
 
 def _marked(fn: F, kind: Kind, weight: float) -> F:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -113,6 +113,10 @@ class Worker:
     @classmethod
     def check_declaration(cls, arguments: Mapping[str, Any]) -> None:
         """Look at constructor arguments before anything is loaded; raise FlowError on what cannot work."""
+
+    @classmethod
+    def check_call(cls, op: str, columns: Collection[str]) -> None:
+        """Look at a call in a program, with the columns of its batch; raise FlowError on what cannot work."""
 
     @classmethod
     def is_trained(cls, arguments: Mapping[str, Any]) -> bool:

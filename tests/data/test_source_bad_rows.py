@@ -3,6 +3,8 @@
 import json
 import logging
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 from byte_tokenizer import CHAT, TEMPLATE, make_tokenizer
 
@@ -179,3 +181,11 @@ def test_a_run_says_how_many_rows_of_a_step_it_has_skipped(tmp_path):
     flow.run(out=tmp_path / "out", quiet=True)
     lines = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
     assert [(line["rows"], line.get("rows_skipped")) for line in lines] == [(1, 1), (2, None), (1, 1)]
+
+
+def test_a_parquet_file_that_is_read_as_lines_is_told(tmp_path):
+    path = tmp_path / "rows.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"prompt": ["a"]}), path)
+    with pytest.raises(DataError, match="is parquet, and no lines of JSON") as error:
+        data.jsonl(path, batch=1).cursor().draw()
+    assert error.value.fix == "Read it with fl.data.parquet."

@@ -362,11 +362,51 @@ def test_a_grade_that_asks_for_no_column_is_named():
         played(Odd())
 
 
+class Asks(Environment):
+    def rows(self):
+        return [{"prompt": "1+2?", "solution": "3"}]
+
+    @reward()
+    def right(self, state, response, solution, task_seed, prompt, hint=None):
+        return float(response == solution)
+
+    @metric
+    def near(self, response, soluton):
+        return 0.0
+
+
+class AsksWhatSetupGives(Asks):
+    def setup(self, state):
+        state.row = {**state.row, "soluton": "3"}
+
+
+@pytest.mark.parametrize(("kind", "wrong"), [(Asks, True), (AsksWhatSetupGives, False)])
+def test_a_check_names_a_grade_that_asks_for_no_column(kind, wrong):
+    flow = fl.Flow("asks")
+    actor, env = flow.worker(fl.Actor, model_of(), lr=None), flow.worker(kind)
+    tasks = kind().source(batch=1)
+
+    @flow.program
+    def asks(steps: int = 1):
+        for step, batch in flow.steps(tasks, steps):
+            flow.log(step, reward=env.rollout(batch, policy=actor).rewards.mean())
+
+    errors = flow.check("asks").errors
+    assert len(errors) == wrong
+    for error in errors:
+        assert error.what == "Asks.near asks for 'soluton', which is no column of the data."
+        assert error.fix == "Did you mean 'solution'?" and "def near" in error.at.text
+        assert error.have == "prompt, response, responses, solution, state"
+
+
 def test_marks_on_functions_that_cannot_be_called_are_refused():
     with pytest.raises(WorkerError, match="is asked with the state alone"):
         stop(lambda self, answer: True)
     with pytest.raises(WorkerError, match=r"Write @reward\(\)|without a weight"):
         reward(cast(Any, lambda self: 1.0))
+    for marks, weight in ((reward, "2"), (group_reward, math.nan), (reward, None), (group_reward, True)):
+        with pytest.raises(WorkerError, match="a weight is a number"):
+            marks(weight=cast(Any, weight))
     with pytest.raises(WorkerError, match="states of a prompt's episodes"):
         group_reward()(lambda self, state: [])
     with pytest.raises(WorkerError, match="cannot be given by name"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 
@@ -9,6 +10,7 @@ import pytest
 from letters import build_tokenizer, model_of
 
 import flowrl as fl
+import flowrl.environments.evaluate as evaluation
 from flowrl.cli import main
 from flowrl.environments.evaluate import compare, evaluate, read_results, save_results, summary_of
 from flowrl.errors import UsageError
@@ -128,3 +130,31 @@ def test_tasks_of_a_file(folder):
 def test_wrong_words_are_told(words, said, capsys):
     assert main(["eval", *words]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_it_tells_how_far_it_is_and_keeps_what_is_played_when_it_is_broken_off(folder, capsys, monkeypatch):
+    run(folder, "told", "--batch", "4")
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("4 of 64 tasks, reward ") and second.startswith("6 of 64 tasks, reward ")
+    assert not (folder / "told" / "results.part.jsonl").exists()
+
+    records_of, played = evaluation._records, list[int]()
+
+    def stopped(batch, policy):
+        played.append(len(batch))
+        if len(played) == 2:
+            raise KeyboardInterrupt
+        return records_of(batch, policy)
+
+    monkeypatch.setattr(evaluation, "_records", stopped)
+    words = ["eval", f"{folder / 'letters_env.py'}:Letters", "--policy", str(folder / "model"), "--batch", "4"]
+    for out, results in (("told", 6), ("new", None)):
+        played.clear()
+        with contextlib.suppress(KeyboardInterrupt):
+            main([*words, "--max-tokens", "4", "--out", str(folder / out)])
+        part = (folder / out / "results.part.jsonl").read_text().splitlines()
+        assert [json.loads(line)["task"] for line in part] == [0, 1, 2, 3]
+        if results:
+            assert len(read_results(folder / out)[0]) == results  # those of an earlier one are still there
+    with pytest.raises(UsageError, match="broken off: results.part.jsonl is what had been played"):
+        read_results(folder / "new")

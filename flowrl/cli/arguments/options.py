@@ -120,6 +120,13 @@ def add_common(parser: argparse.ArgumentParser, presets: Sequence[str] = ()) -> 
         type=name_of,
         help="where workers run (YAML), the name of a shipped plan, or auto: searched for this machine",
     )
+    program.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="PATH=VALUE",
+        help="another value in the plan, such as pipeline.staleness=1; again for another one",
+    )
     program.add_argument("--seed", type=int, metavar="N", help="seed of the run (0)")
 
 
@@ -132,11 +139,12 @@ def _without_others(
     """
     known, of_run = _options(parser), argparse.ArgumentParser(add_help=False)
     import_module("..run", __package__).add_options(of_run)
-    others: list[str] = []
+    kept = list(words)
     for option in from_files:
         name = f"--{option.name}"
         if name not in known and name in _options(of_run):
-            others += option.words
+            for word in option.words:
+                kept.remove(word)  # once: who writes it on the command line too is told
             continue
         try:
             found = vars(read_words(parser, option.words, help_))
@@ -145,7 +153,7 @@ def _without_others(
         except UsageError as error:
             error.at = option.at
             raise
-    return [word for word in words if word not in others]
+    return kept
 
 
 def name_of(said: str) -> str:

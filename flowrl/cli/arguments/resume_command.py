@@ -10,7 +10,7 @@ from pathlib import Path
 from ...errors import UsageError, shown
 from ...flow import Flow
 from ...runtime.storage.run_record import read_record
-from .config_file import OF_ONE_START
+from .config_file import OF_ONE_START, expand_config
 
 
 def how_to_go_on(flow: Flow, out: Path) -> str:
@@ -37,7 +37,10 @@ def lasting_words(words: Sequence[str], begun: Sequence[str]) -> list[str]:
 
 
 def recorded_words(words: Sequence[str]) -> list[str]:
-    """The words that the run in ``--out`` was started with; words given now come after them and win."""
+    """The words that the run in ``--out`` was started with; words given now come after them and win.
+
+    With another ``--plan`` the changes to the former one are not among them.
+    """
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     finder.add_argument("--out")
     out = finder.parse_known_args(list(words))[0].out
@@ -46,4 +49,21 @@ def recorded_words(words: Sequence[str]) -> list[str]:
     if not (Path(out) / "run.json").exists() and not (Path(out) / "checkpoints").exists():
         fix = "Name the folder of a run with --out, or leave out --resume."
         raise UsageError(f"--resume: {out} holds no run.", fix=fix)
-    return [str(w) for w in read_record(Path(out))[0].get("arguments", [])]
+    begun = [str(w) for w in read_record(Path(out))[0].get("arguments", [])]
+    another = any(word.partition("=")[0] == "--plan" for word in expand_config(words)[0])
+    return _without_changes(begun) if another else begun
+
+
+def _without_changes(words: Sequence[str]) -> list[str]:
+    """The words without those that change the plan: another plan is what it says.
+
+    >>> _without_changes(["--plan", "a.yaml", "--set", "pipeline.chunks=2", "--seed", "1"])
+    ['--plan', 'a.yaml', '--seed', '1']
+    """
+    rest, kept = iter(words), list[str]()
+    for word in rest:
+        if word == "--set":
+            next(rest, None)
+        elif not word.startswith("--set="):
+            kept.append(word)
+    return kept

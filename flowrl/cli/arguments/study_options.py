@@ -29,8 +29,9 @@ from ...placement.cost.machine_hours import Failures, MachineHours, Prices, mach
 from ...placement.cost.roofline import Roofline
 from ...placement.plan.plan import Plan
 from ...run_options import RUN_OPTIONS
-from .auto_plan import auto_plan, is_auto
+from .auto_plan import auto_plan
 from .options import name_of, whole_number
+from .plan_option import asks_auto, said_plan
 
 
 def add_study_options(parser: argparse.ArgumentParser) -> None:
@@ -102,10 +103,10 @@ def load_plan(flow: Flow, options: argparse.Namespace, program: str, parameters:
 
     ``auto`` is the one that is found for the program on this machine, with the costs and lengths of the options.
     """
-    if is_auto(options.plan):
+    if asks_auto(options):
         whole = Plan(cluster=Cluster.auto())
         return auto_plan(flow, program, parameters, study_of(flow, program, parameters, options, whole))
-    plan = Plan.load(options.plan) if options.plan else Plan.one_process()
+    plan = said_plan(options) or Plan.one_process()
     plan.check_workers([h.name for h in flow.handles])
     return plan
 

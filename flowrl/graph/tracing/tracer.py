@@ -243,6 +243,8 @@ class Tracer:
         try:
             each, by = (None, "") if batch is None else sampled(batch, self.trail.calls)
             signature = op.signature(worker.arguments if worker else {}, arguments, have, rows_each=each, sampled_by=by)
+            if worker:
+                worker.cls.check_call(op.name, have)
         except FlowError as error:
             error.at = error.at or at
             self.wrong(error)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
@@ -232,13 +232,15 @@ class Plan:
         return Plan()
 
     @staticmethod
-    def load(path: str | Path) -> Plan:
-        """Read a plan file, or a shipped plan by its name. Raises PlanError with file, line and the nearest right word;
-        UsageError where there is no file.
+    def load(path: str | Path, changes: Sequence[str] = ()) -> Plan:
+        """Read a plan file, or a shipped plan by its name.
+
+        ``changes``: values in the place of what it says, such as ``pipeline.staleness=1``; the last ones win. Raises
+        PlanError with file, line and the nearest right word; UsageError where there is no file.
         """
         from .plan_file import load
 
-        return load(path)
+        return load(path, changes)
 
     def but(
         self,

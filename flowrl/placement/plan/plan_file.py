@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -38,9 +38,15 @@ _RANGE = re.compile(r"^(\d+)(?:\s*-\s*(\d+))?$")
 _PLAIN = re.compile(r"^[A-Za-z_][A-Za-z0-9_.-]*$")
 
 
-def load(path: str | Path) -> Plan:
-    """Read a plan file, or the shipped plan of that name where no file has it. Raises PlanError with file, line and the
-    nearest right word; UsageError where there is no file."""
+_CHANGE = "--set "  # what errors call a change, before its words
+
+
+def load(path: str | Path, changes: Sequence[str] = ()) -> Plan:
+    """Read a plan file, or the shipped plan of that name where no file has it.
+
+    ``changes``: values for what the file says, such as ``pipeline.staleness=1``, the last ones win. Raises PlanError
+    with file, line and the nearest right word; UsageError where there is no file.
+    """
     if not str(path):
         raise UsageError("The plan has an empty name.", fix="Name a YAML file or a shipped plan, or give none.")
     path = Path(path)
@@ -50,7 +56,7 @@ def load(path: str | Path) -> Plan:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise PlanError(f"the plan {path} cannot be read: {error}.", fix="Name a YAML file.") from None
-    return read(text, str(path))
+    return read(text, str(path), changes)
 
 
 def _no_plan(path: Path) -> NoReturn:
@@ -63,8 +69,12 @@ def _no_plan(path: Path) -> NoReturn:
     raise UsageError(what, have=names or None, fix=fix)
 
 
-def read(text: str, file: str = "<plan>") -> Plan:
-    """Read the text of a plan; ``file`` is what errors call it. Raises PlanError."""
+def read(text: str, file: str = "<plan>", changes: Sequence[str] = ()) -> Plan:
+    """Read the text of a plan, with ``changes`` to it; ``file`` is what errors call it. Raises PlanError.
+
+    >>> read("pipeline: {staleness: 4, chunks: 2}", changes=["pipeline.staleness=1"]).pipeline.staleness
+    1
+    """
     import yaml
 
     try:
@@ -73,7 +83,51 @@ def read(text: str, file: str = "<plan>") -> Plan:
         raise _no_yaml(error, text, file) from None
     except RecursionError:
         raise PlanError("the plan is nested too deeply.", at=At(file, 0), fix="A plan has four levels.") from None
+    for change in changes:
+        root = _changed(root, change)
     return _Reader(file, text.splitlines()).plan(root)
+
+
+def _changed(root: Any, change: str) -> Any:
+    """Return the nodes of a plan with another value at a path: ``place.actor.train.mesh={fsdp: 8}``.
+
+    Raises UsageError for what is no path and value, PlanError where a value would lie within one that has no parts.
+    """
+    import yaml
+
+    path, equals, text = change.partition("=")
+    names = [name.strip() for name in path.split(".")]
+    if not equals or not all(names):
+        raise UsageError(f"{_CHANGE}{change} is no PATH=VALUE.", fix="Write --set pipeline.staleness=1.")
+    loader = yaml.SafeLoader(text)
+    loader.name = title = f"{_CHANGE}{change}"  # errors name it
+    mark = loader.get_mark()
+    try:
+        value = cast("Any", loader).get_single_node()
+    except yaml.YAMLError as error:
+        what = f"{text} is no YAML: {getattr(error, 'problem', None) or error}."
+        raise PlanError(what, at=At(title, 0), fix="Write a value, a list or {NAME: VALUE}.") from None
+    value = value or yaml.ScalarNode("tag:yaml.org,2002:null", "", mark, mark)
+
+    def put(node: Any, place: int) -> Any:
+        """Return the node at the first ``place`` names with the value below it."""
+        if place == len(names):
+            return value
+        if node is None or str(node.tag).endswith(":null"):
+            node = yaml.MappingNode("tag:yaml.org,2002:map", [], mark, mark)
+        if _kind(node) != "MappingNode":
+            above = ".".join(names[:place]) or "the plan"
+            what = f"{above} has no {names[place]}: it is {node.value if _kind(node) == 'ScalarNode' else 'a list'}."
+            raise PlanError(what, at=At(title, 0), fix=f"Give it whole: --set {above}=VALUE.")
+        for number, (key, inner) in enumerate(node.value):
+            if str(key.value) == names[place]:
+                node.value[number] = (key, put(inner, place + 1))
+                return node
+        key = yaml.ScalarNode("tag:yaml.org,2002:str", names[place], mark, mark)
+        node.value.append((key, put(None, place + 1)))
+        return node
+
+    return put(root, 0)
 
 
 def _no_yaml(error: Exception, text: str, file: str) -> PlanError:
@@ -303,7 +357,10 @@ class _Reader:
         return PlanError(what, at=self._at(node), fix=fix)
 
     def _at(self, node: Any) -> At:
-        line: int = node.start_mark.line
+        mark = node.start_mark
+        if str(mark.name).startswith(_CHANGE):
+            return At(mark.name, 0)
+        line: int = mark.line
         return At(self.file, line + 1, self.lines[line].strip() if line < len(self.lines) else "")
 
 

@@ -125,3 +125,9 @@ def test_a_run_goes_on_without_the_file(script, tmp_path, capsys):
     assert record["seed"] == 5 and record["parameters"][0]["steps"] == 3
     begun = ["--steps=2", "--seed=5", "--quiet=true", "--no-save=true", "--keep-sampled=false", f"--out={out}"]
     assert record["arguments"] == [*begun, "--steps", "3"], "a switch that is off is a word, too"
+
+
+def test_what_a_command_lacks_is_told_on_its_command_line_though_a_file_has_it(read):
+    assert read("out: runs/a", command="check").words == ("--out=runs/a",)
+    with pytest.raises(UsageError, match="'--out=runs/a' is no option here"):
+        read("out: runs/a", "--config", "FILE", "--out=runs/a", command="check")
