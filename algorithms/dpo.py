@@ -53,7 +53,8 @@ def dpo(
         if reference_point:
             others = rl.mismatched(batch)
             others = actor.logprobs(others) | ref.logprobs(others)
-            divergence = (others.old_logprobs - others.ref_logprobs).row_sum().mean()
+            log_ratio = (others.old_logprobs - others.ref_logprobs) * others.response_mask
+            divergence = log_ratio.row_sum().mean()
             metrics = actor.update(batch, loss=loss(reference_point=divergence))
         else:
             metrics = actor.update(batch, loss=loss())

@@ -32,6 +32,9 @@ def variants(actor: fl.Actor, ref: fl.Reference) -> dict[str, dict[str, Any]]:
         """With several optimizer steps per step, ``old_logprobs`` are those before the first of them."""
         return actor.logprobs(rl.advantages(batch))
 
+    def largest_covariances(batch: fl.Batch) -> fl.Batch:
+        return rl.select_by_covariance(two_policies(batch), anchor="old")
+
     def smallest_moves(batch: fl.Batch) -> fl.Batch:
         return rl.select_by_second_moment(two_policies(batch))
 
@@ -65,7 +68,11 @@ def variants(actor: fl.Actor, ref: fl.Reference) -> dict[str, dict[str, Any]]:
         "opo": {"kl": 0.0, "advantages": partial(center, center="optimal"), "loss": rl.reinforce},  # by length
         "pass_at_k": {"kl": 0.0, "advantages": partial(rl.pass_at_k, k=3)},  # the best of any three is paid
         # -- another gate: how far the ratio to the policy that sampled is followed --------------------------
-        "gspo": {"kl": 0.0, "loss": rl.gspo},  # one ratio per row
+        "gspo": {  # one ratio per row, to the trainer: its bounds are narrower than the rounding of an engine in bf16
+            "kl": 0.0,
+            "advantages": two_policies,
+            "loss": partial(rl.gspo, anchor="old", correction=rl.correct("token", "truncate")),
+        },
         "cispo": {"kl": 0.0, "loss": rl.cispo},  # a bounded weight, so that every token keeps a gradient
         "sapo": {"kl": 0.0, "loss": rl.sapo},  # a sigmoid instead of a clip
         "gmpo": {"kl": 0.0, "loss": rl.gmpo},  # the geometric mean over the row's tokens
@@ -90,7 +97,12 @@ def variants(actor: fl.Actor, ref: fl.Reference) -> dict[str, dict[str, Any]]:
         },
         # -- some tokens are treated otherwise ---------------------------------------------------------------
         "clip_cov": {"kl": 0.0, "advantages": drawn_by_covariance, "loss": rl.clip_cov},  # some are left out
-        "kl_cov": {"kl": 0.0, "advantages": largest_covariances, "loss": rl.kl_cov},  # some are held back
+        "kl_cov": {  # some are held back to the policy before the first of two optimizer steps
+            "kl": 0.0,
+            "minibatch": 256,
+            "advantages": largest_covariances,
+            "loss": partial(rl.kl_cov, anchor="old", correction=rl.correct("token", "truncate")),
+        },
         "high_entropy": {  # only where the policy was undecided
             "kl": 0.0,
             "advantages": high_entropy,
@@ -112,7 +124,3 @@ def informative(batch: fl.Batch) -> fl.Batch:
 
 def drawn_by_covariance(batch: fl.Batch) -> fl.Batch:
     return rl.select_by_covariance(rl.advantages(batch), how="drawn", low=1.0, high=5.0)
-
-
-def largest_covariances(batch: fl.Batch) -> fl.Batch:
-    return rl.select_by_covariance(rl.advantages(batch))

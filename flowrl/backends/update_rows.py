@@ -86,6 +86,8 @@ class Table:
     ) -> list[Tensor]:
         """Row numbers of each mini-batch of one epoch: at most ``rows`` rows and about ``tokens`` response tokens each.
 
+        Where ``rows`` does not divide them, they are as equal as can be, in as many mini-batches: an optimizer step
+        on a few rows that are left over would move the weights as far as one on many.
         The order is drawn from the seeds of the rows, so it depends on neither the order of the batch nor its other
         rows. With neither limit all rows are one mini-batch, in the order of their keys. ``together``: rows of one
         prompt are in the same mini-batch, in the order of their keys, at the place that the first of them drew; None
@@ -99,7 +101,13 @@ class Table:
         units: dict[Any, list[int]] = {}
         for i in everything:
             units.setdefault(self.keys[i][0] if together else i, []).append(i)
-        return _cut(sorted(units.values(), key=lambda u: drawn[u[0]]), self.lengths.tolist(), rows, tokens)
+        ordered, counts = sorted(units.values(), key=lambda u: drawn[u[0]]), self.lengths.tolist()
+        parts = _cut(ordered, counts, rows, tokens)
+        if rows is None or tokens is not None or len(parts) < 2:
+            return parts
+        least = -(-len(self) // len(parts))
+        evener = (_cut(ordered, counts, limit, None) for limit in range(least, rows))
+        return next((found for found in evener if len(found) == len(parts)), parts)
 
     def measures(self) -> dict[str, float]:
         """What an update reports of all its rows, by name."""
@@ -122,7 +130,8 @@ class Table:
             return found
         row = torch.repeat_interleave(torch.arange(len(chosen)), counts)
         numbers: dict[Any, int] = {}
-        group = torch.tensor([numbers.setdefault(self.keys[i][0], len(numbers)) for i in chosen.tolist()])
+        of_row = [numbers.setdefault(self.keys[i][0], len(numbers)) for i in chosen.tolist()]
+        group = torch.tensor(of_row, dtype=torch.int64)
         mask, loss = torch.ones_like(row).bool(), self.loss
         every = token_weights(mask, row, len(chosen), loss.aggregate, loss.norm, group)
         first = (counts.cumsum(0) - counts)[counts > 0]  # all tokens of a row weigh the same

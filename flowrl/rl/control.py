@@ -51,8 +51,10 @@ def adaptive_entropy(
 ) -> float:
     """``coef + step`` while the entropy is at most ``target``, else ``coef - step``, inside ``[low, high]``.
 
-    Skywork-OR1 (arXiv:2505.22312, section 4.3). ``entropy`` and ``target`` are nats per token; an entropy that is no
-    number leaves the coefficient as it is. Start it above 0, such as at 1e-4: a weight of 0 computes no entropy.
+    Skywork-OR1 (arXiv:2505.22312, section 3.2.5). Departure: there the bonus also has the weight 0 while the entropy is
+    above the target; here it has the coefficient, which falls. ``entropy`` and ``target`` are nats per token; an
+    entropy that is no number leaves the coefficient as it is. Start it above 0, such as at 1e-4: a weight of 0 computes
+    no entropy.
 
     >>> round(rl.adaptive_entropy(1e-3, entropy=0.2, target=0.5), 6)
     0.002

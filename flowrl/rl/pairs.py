@@ -104,7 +104,7 @@ def mismatched(batch: Batch) -> Batch:
     (arXiv:2402.01306, section 4.1)::
 
         other = ref.logprobs(actor.logprobs(rl.mismatched(batch)))
-        z = (other.old_logprobs - other.ref_logprobs).row_sum().mean()
+        z = ((other.old_logprobs - other.ref_logprobs) * other.response_mask).row_sum().mean()
 
     The result has ``tokens`` and ``response_mask`` alone, and keys and rows as they were: a row's key is that of its
     response. Raises ProgramError where all rows are of one prompt.

@@ -121,6 +121,31 @@ def test_shares_are_in_the_order_of_keys():
     assert torch.cat([table.local(table.share(i, 3)) for i in range(3)]).tolist() == [2, 1, 3, 0, 5, 4, 7, 6, 10, 9, 8]
 
 
+@pytest.mark.parametrize(
+    ("limit", "sizes"),
+    [(3, [3, 3, 3, 2]), (4, [4, 4, 3]), (5, [4, 4, 3]), (8, [6, 5]), (10, [6, 5]), (11, [11]), (1, [1] * 11)],
+)
+def test_mini_batches_are_as_equal_as_their_limit_allows(limit, sizes):
+    table = Table.of(Team(), rows(), rl.ppo_clip())
+    parts = table.mini_batches(rows=limit)
+    assert [len(part) for part in parts] == sizes
+    drawn = [i for part in table.mini_batches(rows=1) for i in part.tolist()]
+    assert [i for part in parts for i in part.tolist()] == drawn  # in the same order
+
+
+def test_prompts_that_stay_together_are_spread_over_mini_batches():
+    keys = [(prompt, sample) for prompt in range(9) for sample in range(8)]
+    mask = Column.of([[True]] * 72, dim="response", dtype="bool")
+    table = Table.of(Team(), Batch.of(keys, response_mask=mask).with_call(CALL), rl.sft())
+    assert [len(part) for part in table.mini_batches(rows=36, together=True)] == [24, 24, 24]  # not 32, 32 and 8
+
+
+def test_no_rows_of_a_loss_by_prompt_have_no_weights():
+    assert (
+        Table.of(Team(), rows().take([]), rl.ppo_clip(aggregate="prompt-mean")).weights(torch.arange(0)).tolist() == []
+    )
+
+
 def test_no_rows_at_all():
     for table in tables([rows().take([]), rows().take([])], rl.sft()):
         assert table.mini_batches(rows=2) == table.mini_batches() == [] and len(table.weights(torch.arange(0))) == 0

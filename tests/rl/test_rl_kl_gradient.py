@@ -23,7 +23,12 @@ def expected_gradient(*, sampled_by_other=False, **parts):
     x = rl.LossInputs(
         predicted=policy,
         mask=torch.ones(VOCAB, dtype=torch.bool),
-        fields={"rollout_logprobs": sampler, "ref_logprobs": ref, "advantages": torch.zeros_like(ref)},
+        fields={
+            "rollout_logprobs": sampler,
+            "old_logprobs": policy.detach(),
+            "ref_logprobs": ref,
+            "advantages": torch.zeros_like(ref),
+        },
         lengths=torch.ones(VOCAB, dtype=torch.int64),
         row=every,
     )
@@ -39,6 +44,8 @@ RIGHT = {
     "k3": ({"kl_kind": "k3"}, False, False),
     "k3 weighted": ({"kl_kind": "k3", "kl_weighted": True}, True, True),
     "k1 weighted": ({"kl_kind": "k1", "kl_weighted": True}, True, True),
+    "k1 weighted, anchor old": ({"kl_kind": "k1", "kl_weighted": True, "anchor": "old"}, True, True),
+    "k3 weighted, anchor old": ({"kl_kind": "k3", "kl_weighted": True, "anchor": "old"}, True, True),
     "k3, gradient of k2": ({"kl_kind": "k3", "kl_bound": 1e-3, "kl_gradient": "k2"}, True, False),
     "the same weighted": ({"kl_kind": "k3", "kl_gradient": "k2", "kl_weighted": True}, True, True),
     "k1, gradient of k2, weighted": ({"kl_kind": "k1", "kl_gradient": "k2", "kl_weighted": True}, True, True),
@@ -176,6 +183,20 @@ def test_check_remarks_on_a_k1_that_holds_nothing_back():
 )
 def test_and_on_no_other(parts, remarks):
     assert len(rl.ppo_clip(**{"kl": 0.1, **parts}).remarks) == remarks
+
+
+def test_a_kl_is_weighed_by_the_sampler_whatever_the_gate_is_to():
+    loss = rl.decoupled_ppo(kl=0.1, kl_weighted=True)
+    assert loss.reads == "old_logprobs, rollout_logprobs, advantages, response_mask, ref_logprobs"
+    assert rl.ppo_clip(kl=0.1, kl_weighted=True, anchor="old").reads.startswith("old_logprobs, rollout_logprobs, ")
+    assert "rollout_logprobs" not in rl.ppo_clip(kl=0.1, anchor="old").reads
+
+
+def test_check_remarks_on_bounds_that_are_narrower_than_rounding():
+    [lint] = [lint for lint in checked(rl.gspo).lints if lint.kind == "loss"]
+    assert "in bf16 engine and trainer round further apart" in lint.what
+    for loss in (rl.gspo(anchor="old"), rl.gspo(clip=0.1), rl.ppo_clip(clip=3e-4), rl.ppo_clip(ratio="geometric")):
+        assert loss.remarks == ()
 
 
 def test_a_wrong_kl_is_an_error_of_check_at_its_line():

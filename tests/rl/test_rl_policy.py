@@ -288,7 +288,7 @@ GATES = {
 
 
 def slow_kl(p, ref, say, w):
-    """The KL of one token; ``w`` its ratio."""
+    """The KL of one token; ``w`` its ratio to the policy that sampled."""
     d = moved(scalar(ref), p)
     kinds = {"k1": -d, "k2": d**2 / 2, "k3": torch.exp(d) - 1 - d}
     value, bound = kinds[say.get("kl_kind", "k3")], say.get("kl_bound")
@@ -315,6 +315,10 @@ def slow_tokens(rows, gate, say):
         logs = [moved(p, b) for p, b in zip(row.p, before, strict=True)]
         log = at_level(logs, say.get("ratio", "token"))
         w = [torch.exp(x) for x in log]
+        by_sampler = w
+        if anchor not in ("rollout", "sampling"):
+            of_rollout = [moved(p, b) for p, b in zip(row.p, slow_anchor(row, "rollout", rows.version), strict=True)]
+            by_sampler = [torch.exp(x) for x in at_level(of_rollout, say.get("ratio", "token"))]
         known = SimpleNamespace(p=row.p, before=before, a=row.advantages, log=log, w=w, selected=row.selected)
         weights = slow_weights(row, say.get("corrections", ()), anchor, rows.version)
         losses = []
@@ -323,7 +327,7 @@ def slow_tokens(rows, gate, say):
             if say.get("only"):
                 one = one * float(getattr(row, say["only"])[t])
             if say.get("kl"):
-                one = one + say["kl"] * slow_kl(row.p[t], row.ref[t], say, w[t])
+                one = one + say["kl"] * slow_kl(row.p[t], row.ref[t], say, by_sampler[t])
             if say.get("entropy"):
                 one = one - say["entropy"] * row.entropy[t]
             losses.append(one)

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from ..corrections import SAMPLERS
 from ..loss_spec import LossInputs
 from .corrections import weights_and_ratios
 from .gates import GATES
-from .kl import estimate, full, guarded, loss_term
-from .ratio import Moved, anchored, at_level
+from .kl import estimate, full, loss_term
+from .ratio import moved_from
 
 if TYPE_CHECKING:
     from ..corrections import Part
@@ -36,10 +37,10 @@ def policy_loss(
     """The loss of each token [total], and what it reports [total]."""
     advantages, reports = x["advantages"], dict[str, Tensor]()
     referred = "ref_logprobs" in x.fields if kl_kind != "full" else x.distribution is not None
-    moved = None
-    if gate.follows or (kl_weighted and referred):
-        before = anchored(x, anchor)
-        moved = Moved(before, at_level(x, guarded(x.predicted - before), ratio))
+    moved = weight_of_kl = None
+    if gate.follows or (kl_weighted and referred and anchor in SAMPLERS):
+        moved = moved_from(x, anchor, ratio)
+        before = moved.before
         reports |= {"ratio": moved.ratio.detach(), "approx_kl": estimate(before, x.predicted.detach(), "k3")}
     loss, clipped = GATES[gate.name](x, moved, advantages, **gate.parameters)
     if clipped is not None:
@@ -52,8 +53,10 @@ def policy_loss(
         reports["selected_fraction"] = x[only].to(loss.dtype)
         loss = loss * reports["selected_fraction"]
     if referred:
-        weight = moved.ratio if kl_weighted and moved is not None else None
-        divergence = loss_term(_kl(x, kl_kind), kl_bound, _kl(x, kl_gradient) if kl_gradient else None, weight)
+        if kl_weighted:  # by the policy that sampled, whatever the gate's ratio is to
+            sampler = moved if moved is not None and anchor in SAMPLERS else moved_from(x, "rollout", ratio)
+            weight_of_kl = sampler.ratio
+        divergence = loss_term(_kl(x, kl_kind), kl_bound, _kl(x, kl_gradient) if kl_gradient else None, weight_of_kl)
         loss = loss + kl * divergence
         reports["kl"] = divergence.detach()
     if x.entropy is not None:

@@ -32,6 +32,12 @@ def anchored(x: LossInputs, anchor: str) -> Tensor:
     return sampled + age / (age + 1) * (x.predicted.detach() - sampled)
 
 
+def moved_from(x: LossInputs, anchor: str, level: str) -> Moved:
+    """Where the policy is from an anchor, in ratios of a level."""
+    before = anchored(x, anchor)
+    return Moved(before, at_level(x, guarded(x.predicted - before), level))
+
+
 def at_level(x: LossInputs, moved: Tensor, level: str) -> Tensor:
     """Log-ratios [total] of tokens, or of their rows, spread over the row's tokens."""
     if level == "token":
