@@ -889,7 +889,8 @@ def test_reinforce_corrects_only_where_a_correction_weighs():
 
 def test_a_weighted_kl_reads_what_its_ratio_needs():
     assert "rollout_logprobs" in rl.reinforce(kl=0.1, kl_weighted=True).reads
-    assert "old_logprobs" in rl.reinforce(kl=0.1, kl_weighted=True, anchor="old").reads
+    weighted = rl.reinforce(kl=0.1, kl_weighted=True, anchor="old").reads
+    assert "rollout_logprobs" in weighted and "old_logprobs" not in weighted  # by who sampled; it has no other ratio
 
 
 def test_decoupled_ppo_is_ppo_where_both_policies_agree():

@@ -34,7 +34,7 @@ def prepare_replay(run: Path, out: Path, record: Mapping[str, Any], replay: Repl
     holds something.
     """
     if out.exists() and any(out.iterdir()):
-        raise UsageError(f"{shown(str(out))} is not empty.", fix="Name another folder with --out.")
+        raise UsageError(f"{shown(str(out))} is not empty.", fix="Name another folder with --keep.")
     begin = _checkpoint_before(run, record, program, step)
     (out / "checkpoints").mkdir(parents=True)
     if begin.folder is not None:
