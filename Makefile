@@ -75,7 +75,7 @@ vllm-nightly: $(VLLM)/.vllm  ## run those that take too long for every change to
 vllm-next: $(VLLM_NEXT)/.vllm  ## run the contract on the Python of vLLM 0.33, which has no CPU build, with the kernels of 0.32
 	PYTHONPATH=$(VLLM_NEXT) $(VLLM)/bin/python -m pytest -q -m 'vllm and not nightly' tests/backends/test_backends_streaming.py tests/backends/test_vllm.py
 
-sglang: $(SGLANG)/.sglang  ## make .venv-sglang, with SGLang on a CPU, which it does not support: for tests of its protocol (2 GB)
+sglang: $(SGLANG)/.sglang  ## make .venv-sglang, with SGLang on a CPU, which it does not support: for tests of its protocol (2.9 GB)
 
 sglang-test: $(VENV)/.dev $(SGLANG)/.sglang  ## run the tests that need it: rows, publishes and a short GRPO run on its server
 	$(PY) -m pytest -q -m sglang $(SGLANG_TESTS)

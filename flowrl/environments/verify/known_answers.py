@@ -76,7 +76,7 @@ class VerdictCache:
     """Verdicts by the content of what was graded: equal answers to equal tasks are graded once.
 
     They are kept in memory, and in the file ``path`` where one is named, for later runs and other processes. What the
-    machine has a part in (a limit of time, of memory or of processes that was broken) is graded anew each time; so is
+    machine has a part in (a limit of time, of memory or of output that was broken) is graded anew each time; so is
     what raises.
 
     >>> from flowrl.environments import verify
