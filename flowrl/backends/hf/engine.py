@@ -167,7 +167,7 @@ class HFEngine(Streaming):
         Args:
             batch: reads ``tokens``, ``response_mask`` and what the loss reads.
             loss: a loss on log-probabilities for a language model, on values or scores for a scalar head.
-            minibatch: rows of an optimizer step; None is all of them.
+            minibatch: most rows of an optimizer step, which are as equal as can be; None is all of them.
             minibatch_tokens: response tokens of an optimizer step, at least one row.
             epochs: how often every row is trained, each time in another order.
             micro_tokens: tokens of a forward pass; None is what fits a fixed share of the device's memory.

@@ -99,11 +99,11 @@ def _changed(root: Any, change: str) -> Any:
     names = [name.strip() for name in path.split(".")]
     if not equals or not all(names):
         raise UsageError(f"{_CHANGE}{change} is no PATH=VALUE.", fix="Write --set pipeline.staleness=1.")
-    loader = yaml.SafeLoader(text)
+    loader = cast("Any", yaml.SafeLoader(text))  # nodes have no types
     loader.name = title = f"{_CHANGE}{change}"  # errors name it
     mark = loader.get_mark()
     try:
-        value = cast("Any", loader).get_single_node()
+        value = loader.get_single_node()
     except yaml.YAMLError as error:
         what = f"{text} is no YAML: {getattr(error, 'problem', None) or error}."
         raise PlanError(what, at=At(title, 0), fix="Write a value, a list or {NAME: VALUE}.") from None
