@@ -190,8 +190,11 @@ class DistributedExecutor(OpenGroups):
     def capture(
         self, folder: Path, manifest: Mapping[str, Any], live: Mapping[int, Any], *, after: int = -1
     ) -> checkpoint.Begun:
-        """Begin a checkpoint: each rank copies its part of the workers' state and of the values."""
-        return checkpoint.begin(
+        """Begin a checkpoint: each rank copies its part of the workers' state and of the values.
+
+        All calls are done: those to come have their answers in the parts of the journals that it names.
+        """
+        begun = checkpoint.begin(
             folder,
             {**manifest, "expected_lengths": self.client.expected.to_json()},
             open_copies(self),
@@ -200,6 +203,8 @@ class DistributedExecutor(OpenGroups):
             capture_rows=lambda value, file: capture_rows(self.client, value, file),
             after=after,
         )
+        self.client.journal_since = manifest.get("journal", {})
+        return begun
 
     def sync(self) -> None:
         """Have the disk hold all journals: the run's, and those of the ranks."""

@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 import threading
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import groupby
+from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...batch import Batch, CallInfo, Key
-from .jsonl import Lines, read_lines, sealed
+from .jsonl import Lines, read_lines, read_lines_at, sealed
 
 PART = 8 * 2**20  # bytes: a file of so many is not written to again, and the next one begins
 _ASKED_AGAIN = "rows whose answers were there are asked again where the run needs them"
@@ -33,6 +35,20 @@ class _Furthest:
             self.call = max(self.call, (line["program"], line["call"]))
 
 
+class _Place(NamedTuple):
+    """Where a line lies, and from which to which prompt its rows are: ``_Place(path, 4096, 512, 0, 15)``."""
+
+    path: Path
+    start: int  # bytes
+    size: int
+    first: float
+    last: float
+
+    def may_answer(self, first: float, last: float) -> bool:
+        """Whether its rows may be of one of these prompts."""
+        return self.first <= last and first <= self.last
+
+
 class Journal:
     """An append-only file of JSON lines, ``journal.jsonl``, with a checksum each (:mod:`flowrl.runtime.storage.jsonl`).
 
@@ -40,6 +56,9 @@ class Journal:
     names, so that a kill at any time leaves what was written. ``since`` says from which part on they are read, for the
     journal and each one beside it: ``{"journal": 3}``, as :meth:`parts` has given it for a checkpoint; by itself all
     are, and with None none is until :meth:`load`.
+
+    Answers may be long and many, and most are never asked for: they stay in the files, and what is known here is where
+    each line lies.
 
     A last line that was cut off by a crash is dropped when the next one is written. A damaged line is left as it is and
     counts for nothing. ``damage`` has a text for each of both: what it is, and what that means.
@@ -64,7 +83,7 @@ class Journal:
         self.damage: list[str] = []
         self._lock = threading.RLock()
         self._reads: dict[tuple[int, int], Any] = {}
-        self._external: dict[tuple[int, float], list[dict[str, Any]]] = {}  # by program and call
+        self._external: dict[tuple[int, float], list[_Place]] = {}  # by program and call
         self._taken: set[tuple[Any, ...]] = set()  # calls that are done, and may have failed rows
         self._furthest: dict[tuple[str, int], _Furthest] = {}  # of the parts that are known, by journal and number
         self._since: Mapping[str, int] | None = None  # what is known of the files, as long as they are as they were
@@ -120,9 +139,10 @@ class Journal:
         torn = Lines(path).torn  # bytes at its end that are no whole line
         damaged: list[int] = []
         furthest = self._furthest.setdefault(part, _Furthest())
-        for number, line in ((line.number, line.record) for line in read_lines(path)):
+        for found in read_lines(path):
+            line = found.record
             if line is None or not ({"program", "read", "value"} <= set(line) or {"program", "call"} <= set(line)):
-                damaged.append(number)
+                damaged.append(found.number)
                 continue
             furthest.add(line)
             if "read" in line:
@@ -130,7 +150,7 @@ class Journal:
             elif "taken" in line:
                 self._taken.add(_call_of(line))
             else:
-                self._external.setdefault((line["program"], line["call"]), []).append(_with_keys(line))
+                self._note(line, path, found.start, found.size)
         if damaged:
             which, are = (f"line {damaged[0]}", "is") if len(damaged) == 1 else (f"{len(damaged)} lines", "are")
             first = "" if len(damaged) == 1 else f" (the first is line {damaged[0]})"
@@ -140,6 +160,11 @@ class Journal:
                 f"{path.name} ends in the middle of a line: its last {torn} bytes are cut off, and what they held is "
                 "asked again where the run needs it"
             )
+
+    def _note(self, line: Mapping[str, Any], path: Path, start: int, size: int) -> None:
+        """Know where the answers of a line lie."""
+        place = _Place(path, start, size, *_prompts_of(line.get("keys", ())))
+        self._external.setdefault((line["program"], line["call"]), []).append(place)
 
     def value(self, program: int, number: int) -> Any:
         """The value of a read. Raises KeyError where it is lost. Parts that were left out are read for it."""
@@ -193,7 +218,8 @@ class Journal:
         value: Any = None,
         failed: bool = False,
     ) -> None:
-        """Keep what an external call gave for some rows: also here, until the sync after the next.
+        """Keep what an external call gave for some rows. It can be asked for until the sync after the next, and where
+        the files are read again.
 
         ``failed``: these rows have failed, and have their answer once the call is taken.
         """
@@ -209,9 +235,9 @@ class Journal:
             **given,
             **({"failed": True} if failed else {}),
         }
-        self._write(line)
         with self._lock:
-            self._external.setdefault((program, call), []).append(_with_keys(line))
+            start, size = self._write(line)
+            self._note(line, self._lines.path, start, size)
             self._kept[1].append((program, call))
 
     def take(self, program: int, call: float, of: CallInfo) -> None:
@@ -223,20 +249,31 @@ class Journal:
             self._taken.add(_call_of(line))
         self._write(line)
 
-    def answers(self, program: int, call: float) -> list[dict[str, Any]]:
-        """What an external call gave before: lines as they are written, with keys as tuples; the newest first."""
-        with self._lock:
-            lines = self._external.get((program, call), [])[::-1]
-            return [line for line in lines if not line.get("failed") or _call_of(line) in self._taken]
+    def answers(self, program: int, call: float, keys: Collection[Key] = ()) -> list[dict[str, Any]]:
+        """What an external call gave before: lines as they are written, with keys as tuples; the newest first.
 
-    def _write(self, line: dict[str, Any]) -> None:
+        ``keys``: the rows that are asked for; a line that has none of them, nor of rows made of them, may be left out,
+        as other chunks of a call write them. One that is damaged by now is left out too.
+        """
+        first, last = _prompts_of(keys)
+        with self._lock:
+            places = [place for place in self._external.get((program, call), [])[::-1] if place.may_answer(first, last)]
+        found: list[dict[str, Any]] = []
+        for path, some in groupby(places, key=lambda place: place.path):
+            lines = read_lines_at(path, [(place.start, place.size) for place in some])
+            found += [_with_keys(line) for line in lines if line is not None]
+        with self._lock:
+            return [line for line in found if not line.get("failed") or _call_of(line) in self._taken]
+
+    def _write(self, line: dict[str, Any]) -> tuple[int, int]:
+        """Write a line: the byte of its part at which it begins, and how many it has."""
         text = sealed(line)
         with self._lock:
             if self._lines.size >= PART:
                 self._begin_part()
             self._furthest.setdefault((self._base, self._number), _Furthest()).add(line)
             self._since = None
-            self._lines.append(text)
+            return self._lines.append(text)
 
     def _begin_part(self) -> None:
         """Go on in a new file; the one before is whole and on the disk by then."""
@@ -247,7 +284,7 @@ class Journal:
         self._lines = Lines(self._part(self._number))
 
     def sync(self) -> None:
-        """Have the disk hold all of it. What was kept before the last sync is in the files alone from now on."""
+        """Have the disk hold all of it. What was kept before the last sync is not asked for any more."""
         with self._lock:
             for key in self._kept.pop(0):
                 self._external.pop(key, None)
@@ -272,6 +309,11 @@ def _part_of(path: Path) -> tuple[str, int]:
 def _call_of(line: Mapping[str, Any]) -> tuple[Any, ...]:
     """Which call a line is of."""
     return line["program"], line["call"], line.get("op"), line.get("outside")
+
+
+def _prompts_of(keys: Collection[Sequence[int]]) -> tuple[float, float]:
+    """The first and the last prompt of rows; without rows it may be any."""
+    return (min(key[0] for key in keys), max(key[0] for key in keys)) if keys else (-inf, inf)
 
 
 def _with_keys(line: dict[str, Any]) -> dict[str, Any]:

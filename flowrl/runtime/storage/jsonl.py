@@ -6,7 +6,7 @@ import json
 import os
 import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,8 +62,9 @@ class Lines:
         with self._lock, writing(self.path):
             self._opened()
 
-    def append(self, text: str) -> None:
-        """Write a line. Raises DiskError, with the file as it was."""
+    def append(self, text: str) -> tuple[int, int]:
+        """Write a line. Returns the byte at which it begins, and how many it has. Raises DiskError, with the file as it
+        was."""
         raw = (text + "\n").encode(errors="backslashreplace")  # half of a surrogate pair becomes its escape in JSON
         with self._lock, writing(self.path, len(raw)):
             handle = self._opened()
@@ -76,6 +77,7 @@ class Lines:
             self.size += len(raw)
             if self._tail is not None:
                 self._tail.add(raw, self.size)
+            return self.size - len(raw), len(raw)
 
     def cut(self, size: int, tail: tuple[int, int] | None) -> None:
         """Have the file be its first ``size`` bytes, whose ``tail`` has this checksum from this byte on.
@@ -191,9 +193,12 @@ def sealed(record: dict[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Line:
-    """A line as it was found: its number from 1 on, and its record, None where it is damaged."""
+    """A line as it was found: its number from 1 on, the byte at which it begins, how many it has, and its record, None
+    where it is damaged."""
 
     number: int
+    start: int
+    size: int
     record: dict[str, Any] | None
 
 
@@ -202,23 +207,47 @@ def read_lines(path: Path) -> Iterator[Line]:
 
     A line without a checksum counts as whole where no line before it has one: an older flowrl wrote it.
     """
-    sealed_before = False
+    sealed_before, start = False, 0
     try:
         with path.open("rb") as file:
             for number, raw in enumerate(file, 1):
                 if not raw.endswith(b"\n"):
                     return
-                body, mark, seal = raw.rstrip(b"\n").rpartition(_MARK)
-                if mark:
-                    sealed_before = True
-                    whole = seal == b'%08x"}' % zlib.crc32(body + b"}")
-                    yield Line(number, _record(body + b"}") if whole else None)
-                else:
-                    yield Line(number, None if sealed_before else _record(raw))
+                has_seal, record = _opened_line(raw)
+                sealed_before |= has_seal
+                yield Line(number, start, len(raw), record if has_seal or not sealed_before else None)
+                start += len(raw)
     except FileNotFoundError:
         return
     except OSError as error:
         raise unreadable(path, error) from None
+
+
+def read_lines_at(path: Path, places: Sequence[tuple[int, int]]) -> list[dict[str, Any] | None]:
+    """The records of lines that begin at these bytes and have so many; None for one that is damaged by now, or gone.
+
+    Raises ResumeError for a file that cannot be read.
+    """
+    found: list[dict[str, Any] | None] = []
+    try:
+        with path.open("rb") as file:
+            for start, size in places:
+                file.seek(start)
+                found.append(_opened_line(file.read(size))[1])
+    except FileNotFoundError:
+        return [None] * len(places)
+    except OSError as error:
+        raise unreadable(path, error) from None
+    return found
+
+
+def _opened_line(raw: bytes) -> tuple[bool, dict[str, Any] | None]:
+    """Whether a line has a checksum, and its record, None where that is another one's."""
+    body, mark, seal = raw.rstrip(b"\n").rpartition(_MARK)
+    if not mark:
+        return False, _record(raw)
+    whole = seal == b'%08x"}' % zlib.crc32(body + b"}")
+    return True, _record(body + b"}") if whole else None
 
 
 def _record(raw: bytes) -> dict[str, Any] | None:

@@ -20,23 +20,28 @@ class RankJournal:
         self._path = path
         self._lock = threading.Lock()
         self._journal: Journal | None = None
-        self._is_read = False
+        self._since: dict[str, int] | None = None  # the parts from which on it was read; None while it was not
 
     def get(self, since: Mapping[str, int]) -> Journal:
-        """Return the journal. It knows what all ranks of the run have written from these parts on."""
+        """Return the journal. It knows what all ranks of the run have written from these parts on.
+
+        A call that was made before the last checkpoint, and is made again, needs earlier parts than others do.
+        """
         with self._lock:
             if self._journal is None:
                 self._journal = Journal(self._path, beside="journal*.jsonl", since=None)
-            if not self._is_read:
+            read = self._since
+            if read is None or any(first > since.get(base, 0) for base, first in read.items()):
+                earliest = since if read is None else {b: min(first, since.get(b, 0)) for b, first in read.items()}
                 self._journal.forget()
-                self._journal.load(since)
-                self._is_read = True
+                self._journal.load(earliest)
+                self._since = dict(earliest)
             return self._journal
 
     def forget(self) -> None:
         """Have the next call read the files again, and let go of the file. A call that still runs goes on writing."""
         with self._lock:
-            self._is_read = False
+            self._since = None
             if self._journal is not None:
                 self._journal.close()
 

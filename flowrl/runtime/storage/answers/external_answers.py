@@ -61,7 +61,7 @@ def once(
     signature = op.signature(init, arguments, frozenset(main.fields))
     read = _read(op, signature, main)
     prints = Fingerprints.of(read, plain_arguments(arguments))
-    known = KnownAnswers(journal.answers(*place), info, main.keys, prints)
+    known = KnownAnswers(journal.answers(*place, main.keys), info, main.keys, prints)
     if op.returns != "batch":
         return _value_once(journal, place, info, known, lambda: op.run(worker, arguments, into, info))
     unit = "call" if op.rows == "regroup" else op.unit(init, arguments)
