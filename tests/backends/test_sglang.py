@@ -195,6 +195,24 @@ def test_new_weights_in_the_middle_of_rows(server, engines, how):
     assert any(len(row.versions) == 2 for row in found) and ours.published.rows == 4
 
 
+def test_a_row_has_the_versions_of_all_publishes_that_came_while_it_ran(server, engines):
+    ours, theirs = engines
+    call = ours.submit(SampleRequest(prompts(FEW[:1]), 1, seeds(1), Sampling(9, stop=())))
+    rows_there(server, 1)
+    for version in (4, 5, 6):
+        server.step()
+        server.step()
+        ours.pause()
+        train(theirs, 1)
+        ours.take_weights(theirs.plain_weights())
+        ours.resume(version, keep_cache=True)
+    server.auto = True
+    (row,) = until(ours, lambda rows: not ours.running())
+    assert row.call == call and row.versions == ((0, 2), (4, 2), (5, 2), (6, 3))
+    ours.take_weights(theirs.plain_weights())
+    assert list(ours.calls.labels.values()) == [6]
+
+
 def test_rows_that_are_aborted_in_a_pause_have_what_is_known_of_them(server, engines):
     ours, theirs = engines
     whole = theirs.generate(prompts(), 1, seeds(4), Sampling(60)).ids.to_list()

@@ -5,9 +5,27 @@ from __future__ import annotations
 import threading
 from typing import Any, cast
 
+from flowrl.backends.sglang.answers import AskedRow
 from flowrl.backends.sglang.calls import Calls
+from flowrl.workers.model_options import Sampling
 
 WAIT = 60  # seconds, far more than any of this takes
+
+
+def test_weights_are_forgotten_that_no_open_row_has_tokens_of():
+    """All were remembered for ever, and gone through for each part of an answer."""
+    calls = Calls(cast("Any", None), lambda seconds: None, 32)
+    for number in range(1000):
+        calls.note_publish(f"w.{number}", number)
+    assert calls.labels == {"w.999": 999}
+    row = AskedRow(1, 0, (5,), 7, 0, 64, frozenset({2}), Sampling(64), label="w.999")
+    calls.rows[1, 0] = row
+    for number in (1000, 1001, 1002):
+        calls.note_publish(f"w.{number}", number)
+    assert list(calls.labels.values()) == [999, 1000, 1001, 1002]
+    row.label = "w.1001"
+    calls.note_publish("w.1003", 1003)
+    assert list(calls.labels.values()) == [1001, 1002, 1003]
 
 
 def test_an_answer_that_begins_after_the_engine_was_closed_is_not_read():

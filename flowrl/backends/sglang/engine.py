@@ -339,7 +339,7 @@ class SGLangEngine(Mirrored):
         except RunError as error:
             kind = EngineLost if isinstance(error, EngineLost) else RunError
             raise kind(f"{what} failed. {error.what}", fix=error.fix) from error
-        self.calls.labels[self._label] = self._version
+        self.calls.note_publish(self._label, self._version)
         loaded = time.monotonic()
         self._check_sums(what)
         summed = time.monotonic()
