@@ -17,6 +17,8 @@ from ...workers.streaming import FailedCall, SampledRow
 from .answers import AskedRow, NotFiniteRow, WrongRow
 from .client import Client, Refused, Stream, told
 
+TOLD = 32  # tokens of a row from one part of its answer to the next, at least
+PARTS = 16  # and of a long row about so many parts: each has all tokens so far
 LOOK = 0.05  # seconds that a step waits for rows
 AGAIN = 0.25  # seconds until a server is told once more what to end: it may not have had the row before
 HEALTH = 30.0  # seconds in which a server says whether it goes on; its own bound is 20
@@ -70,6 +72,7 @@ class Calls:
                     "temperature": 0.0,  # the processor leaves one token
                     "max_new_tokens": row.limit,
                     "stop_token_ids": sorted(row.stops),
+                    "stream_interval": max(TOLD, row.limit // PARTS),
                     "custom_params": {"seed": row.seed, "start": row.start, "sampling": said},
                 }
                 for row in rows
