@@ -21,7 +21,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from flowrl.backends.sglang.draw import Draw
 
-INTERVAL = 32  # tokens of a row from one message of it to the next
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 
 
@@ -293,7 +292,7 @@ class Scripted:
             return self.finish(row, {"type": "stop", "matched": token})
         if len(row.output_ids) == params["max_new_tokens"] or (self.fault == "no room" and len(row.output_ids) == 2):
             return self.finish(row, {"type": "length", "length": len(row.output_ids)})
-        if len(row.output_ids) % INTERVAL == 1:
+        if len(row.output_ids) % params["stream_interval"] == 1:
             self.tell(row)
         return None
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import dropwhile
 from math import isfinite
 from typing import Any
 
@@ -52,7 +53,7 @@ class AskedRow:
         """Its name on the server. None of them begins with another: an abort takes all that begin with what it says."""
         return f"{self.call}.{self.row}."
 
-    def take(self, said: Mapping[str, Any], *, vocab: int, labels: Sequence[str]) -> None:
+    def take(self, said: Mapping[str, Any], *, vocab: int, labels: Iterable[str]) -> None:
         """Take an answer. Raises WrongRow or NotFiniteRow.
 
         ``labels``: those of the weights that were published, in their order.
@@ -79,7 +80,7 @@ class AskedRow:
             self._end(ended, ids, meta, labels)
         self.ids, self.logprobs = tuple(ids), [(plain, sampled) for plain, sampled in pairs]
 
-    def _end(self, ended: Mapping[str, Any], ids: list[int], meta: Mapping[str, Any], labels: Sequence[str]) -> None:
+    def _end(self, ended: Mapping[str, Any], ids: list[int], meta: Mapping[str, Any], labels: Iterable[str]) -> None:
         kind = ended.get("type")
         if kind == "abort" and not self.aborting:
             raise WrongRow(f"was ended by the server: {told(ended)}")
@@ -93,7 +94,7 @@ class AskedRow:
         spans = [(label, tokens) for label, tokens in spans if tokens]
         if sum(tokens for _, tokens in spans) != len(ids):
             raise WrongRow(f"has {len(ids)} tokens, and versions of {sum(tokens for _, tokens in spans)}")
-        known = labels[labels.index(self.label) :]
+        known = set(dropwhile(lambda label: label != self.label, labels))
         if wrong := [label for label, _ in spans if label not in known]:
             raise WrongRow(f"was made by weights '{wrong[0]}'; it began with '{self.label}', published from here")
         if kind == "abort":  # which a server also says of a row that ended with its last token

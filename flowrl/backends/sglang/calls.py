@@ -17,6 +17,8 @@ from ...workers.streaming import FailedCall, SampledRow
 from .answers import AskedRow, NotFiniteRow, WrongRow
 from .client import Client, Refused, Stream, told
 
+TOLD = 32  # tokens of a row from one part of its answer to the next, at least
+PARTS = 16  # and of a long row about so many parts: each has all tokens so far
 LOOK = 0.05  # seconds that a step waits for rows
 AGAIN = 0.25  # seconds until a server is told once more what to end: it may not have had the row before
 HEALTH = 30.0  # seconds in which a server says whether it goes on; its own bound is 20
@@ -28,8 +30,8 @@ class Calls:
     """``Calls(client, ended, vocab=...)``: ``ended(seconds)`` says how the server's process ended, or None.
 
     Rows run on the server by themselves; a thread for each call reads its answer, and one thread at a time takes what
-    has come. ``labels`` are those of the published weights and their versions, the last one the newest. ``ours``: the
-    server was started here, so that it may be again.
+    has come. ``labels`` are those of the published weights and their versions, the last one the newest; the first is
+    the oldest that an open row has tokens of. ``ours``: the server was started here, so that it may be again.
     """
 
     def __init__(self, client: Client, ended: Callable[[float], str | None], vocab: int, *, ours: bool = False) -> None:
@@ -44,6 +46,13 @@ class Calls:
         self._closed = False
         self._lock = threading.Lock()
         self._heard = time.monotonic()
+
+    def note_publish(self, label: str, version: int) -> None:
+        """Know of weights that were published, and forget those that no open row can have tokens of."""
+        self.labels[label] = version
+        begun = {row.label for row in self.rows.values()} | {label}
+        while (oldest := next(iter(self.labels))) not in begun:
+            del self.labels[oldest]
 
     def begin(self, rows: Sequence[AskedRow]) -> None:
         """Send the rows of one call."""
@@ -63,6 +72,7 @@ class Calls:
                     "temperature": 0.0,  # the processor leaves one token
                     "max_new_tokens": row.limit,
                     "stop_token_ids": sorted(row.stops),
+                    "stream_interval": max(TOLD, row.limit // PARTS),
                     "custom_params": {"seed": row.seed, "start": row.start, "sampling": said},
                 }
                 for row in rows
@@ -128,7 +138,7 @@ class Calls:
         if (call, row.row) not in self.rows and row.reason is None:
             return []  # it was given up here
         try:
-            row.take(said, vocab=self.vocab, labels=list(self.labels))
+            row.take(said, vocab=self.vocab, labels=self.labels)
         except NotFiniteRow as error:
             what = f"Log-probabilities of row {row.row} of call {call}, token {error}, are not finite"
             return [self._fail(call, self.not_finite(what))]

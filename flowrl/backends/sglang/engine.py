@@ -200,7 +200,8 @@ class SGLangEngine(Mirrored):
     def abort(self, call: int, rows: Iterable[int] | None = None) -> list[SampledRow]:
         """End rows of a call, or all of them; return them with the tokens that they have.
 
-        In a pause these are the tokens that the server has told of by then.
+        In a pause these are the tokens that the server has told of by then. A row that ends by itself meanwhile comes
+        with the next step, or here where all rows of the call are ended.
         """
         numbers = [row for c, row in self.calls.rows if c == call] if rows is None else dict.fromkeys(rows)
         wanted = [self.calls.rows[call, row] for row in numbers if (call, row) in self.calls.rows]
@@ -217,6 +218,10 @@ class SGLangEngine(Mirrored):
                 ended.append(each)
             else:
                 self._found.append(each)
+        if rows is None:  # nobody is told of the call any more
+            mine = [each for each in self._found if each.call == call]
+            self._found = [each for each in self._found if each.call != call]
+            ended += [each for each in mine if isinstance(each, SampledRow)]
         return sorted(ended, key=lambda row: row.row)
 
     def pause(self) -> None:
@@ -334,7 +339,7 @@ class SGLangEngine(Mirrored):
         except RunError as error:
             kind = EngineLost if isinstance(error, EngineLost) else RunError
             raise kind(f"{what} failed. {error.what}", fix=error.fix) from error
-        self.calls.labels[self._label] = self._version
+        self.calls.note_publish(self._label, self._version)
         loaded = time.monotonic()
         self._check_sums(what)
         summed = time.monotonic()

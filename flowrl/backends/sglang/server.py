@@ -28,7 +28,6 @@ def arguments(opened: dict[str, Any]) -> list[str]:
         "--skip-tokenizer-init",
         "--enable-custom-logit-processor",
         "--disable-overlap-schedule",  # a row's tokens are known before its next one is drawn
-        "--stream-interval=32",
         f"--max-running-requests={opened['rows']}",
         f"--max-total-tokens={opened['kv_tokens']}",
         "--skip-server-warmup",

@@ -227,10 +227,12 @@ class OpenGroups:
         self.joined |= words.keys()
 
     def forget_groups(self, ranks: Collection[int]) -> None:
-        """Forget the groups on ranks that were started anew, and weights that any has set aside."""
+        """Forget the groups on ranks that were started anew, and what any was at: weights that it has set aside, and
+        changes whose end nobody has waited for."""
         for groups in (self.workers, self.servers):
             for name, group in list(groups.items()):
                 group.aside.clear()
+                group.changing = group.swapping = group.installing = False
                 group.kept = None
                 if group.ranks[0] in ranks:
                     del groups[name]

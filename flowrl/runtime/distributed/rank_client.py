@@ -360,14 +360,19 @@ class RankClient:
 
         return min(others, key=far, default=None)
 
-    def keep_copy(self, id: int, rank: int, other: int, what: str) -> None:
-        """Have another rank keep an object of a rank too. Raises what the copy fails with."""
+    def begin_copy(self, id: int, rank: int, other: int, what: str) -> Callable[[], None]:
+        """Have another rank keep an object of a rank too. Returns what waits for it, and raises what the copy fails
+        with."""
         with self.order:
             epoch, begun = self.epoch, self.send("keep_copy", {other: (rank, id)})
-        self.traffic.add(between=self.wait(begun, what)[other])
-        with self.order:  # it may have been started again, once it had answered
-            if not self.restarted_after(epoch, other):
-                self.lineage.note_copy(id, other)
+
+        def wait() -> None:
+            self.traffic.add(between=self.wait(begun, what)[other])
+            with self.order:  # it may have been started again, once it had answered
+                if not self.restarted_after(epoch, other):
+                    self.lineage.note_copy(id, other)
+
+        return wait
 
     # -- records ----------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -46,9 +46,13 @@ class RankParts:
         """The ranks of each whole copy: all, each, or those of each replica."""
         return (self.ranks,) if self.size == len(self.ranks) else self.teams
 
+    @cached_property
+    def _team_of(self) -> Mapping[int, tuple[int, ...]]:
+        return {rank: team for team in self.teams for rank in team}
+
     def team_of(self, rank: int) -> tuple[int, ...]:
         """Return the ranks that have the same part of the rows as one of them: they compute together."""
-        return next((team for team in self.teams if rank in team), (rank,))
+        return self._team_of.get(rank, (rank,))
 
     def copy_with(self, rank: int) -> tuple[int, ...]:
         """Return the ranks that have a whole copy together with one of them, and are lost with it."""

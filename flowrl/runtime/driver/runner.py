@@ -6,7 +6,7 @@ import shlex
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -196,23 +196,27 @@ class Runner:
 
     def _last_words(self, kind: str, text: str, status: str, *, still: bool = False) -> None:
         """Note why a run ends, as far as the disk takes it, and end the ranks. ``still``: nothing goes on there."""
-        with suppress(DiskError):
-            if not self._lock.lost:  # else the folder is another run's
-                if status == "failed" and not still:
-                    self._end_writing()
-                try:
-                    self.recorder.event(kind, text)
-                finally:
-                    close_tracking(self._watches.tracking, status, self.recorder, self.progress.note, patience=5.0)
-                if kind == "refused":
-                    self.recorder.run_record(status=status)
-                else:
-                    self.recorder.run_record(status=status, ledger=self.recorder.ledgers)
-                    self.recorder.curve()
-        self._checkpoints.give_up()
-        self.recorder.close()
-        self.journal.close()
-        self.executor.close()
+        with ExitStack() as ends:
+            self._close_after(ends)
+            ends.callback(self._checkpoints.give_up)
+            with suppress(DiskError):
+                if not self._lock.lost:  # else the folder is another run's
+                    if status == "failed" and not still:
+                        self._end_writing()
+                    try:
+                        self.recorder.event(kind, text)
+                    finally:
+                        close_tracking(self._watches.tracking, status, self.recorder, self.progress.note, patience=5.0)
+                    if kind == "refused":
+                        self.recorder.run_record(status=status)
+                    else:
+                        self.recorder.run_record(status=status, ledger=self.recorder.ledgers)
+                        self.recorder.curve()
+
+    def _close_after(self, ends: ExitStack) -> None:
+        """Have the ranks end and the files be let go at the end, whatever is raised until then."""
+        for part in (self.executor, self.journal, self.recorder):
+            ends.callback(part.close)
 
     def _end_writing(self) -> None:
         """Have a checkpoint that is being written come to its end; the run fails for another reason."""
@@ -417,14 +421,12 @@ class Runner:
         return digest
 
     def _end(self, status: str, digest: str | None) -> Outcome:
-        out = self._out
-        close_tracking(self._watches.tracking, status, self.recorder, self.progress.note)
-        if (text := self.recorder.curve()) and not self.settings.quiet:
-            self.progress.note(text)
-        ledgers = self.recorder.ledgers
-        self.recorder.run_record(status=status, ended=time.time(), ledger=ledgers, **self.executor.record())
-        self.recorder.close()
-        self.journal.close()
-        self.executor.close()
+        with ExitStack() as ends:
+            self._close_after(ends)
+            close_tracking(self._watches.tracking, status, self.recorder, self.progress.note)
+            ledgers = self.recorder.ledgers
+            self.recorder.run_record(status=status, ended=time.time(), ledger=ledgers, **self.executor.record())
+            if (text := self.recorder.curve()) and not self.settings.quiet:
+                self.progress.note(text)
         stopped = self._stop.status if status == "interrupted" else 0
-        return Outcome(status, out, digest, tuple(self._position.finished), stopped)
+        return Outcome(status, self._out, digest, tuple(self._position.finished), stopped)

@@ -58,7 +58,7 @@ class Checkpoints:
             return
         self._check()
         self.wait_for_last()
-        self._executor.sync()
+        self._sync()
         calls, reads = (point.record["calls"], point.record["reads"]) if point.record is not None else (0, 0)
         manifest = {
             **self._position.record(point.marks, calls, reads),
@@ -92,11 +92,16 @@ class Checkpoints:
         workers = open_copies(self._executor)
         return checkpoint.write_again(self._folder, manifest, workers, point.live, keep=keep, keep_best=best)
 
+    def _sync(self) -> None:
+        """Have the disk hold what a checkpoint marks: steps before it are not done again."""
+        self._recorder.sync()
+        self._executor.sync()
+
     def end_program(self) -> None:
         """The last checkpoint is that of the end of a loop: mark in it that the program has ended."""
         if self.none:
             return
-        self._executor.sync()
+        self._sync()
         self.wait()
         checkpoint.end(self._folder, self._position.record(self._position.marks()))
 

@@ -80,7 +80,9 @@ class SharedEngine:
             self._broken = self._broken or error
             raise
         for each in ended:
-            rows = self._requests[each.call]
+            rows = self._requests.get(each.call)
+            if rows is None:  # of a call that was given up: its row had ended before the engine was told
+                continue
             rows.take(each)
             if rows.are_over:
                 del self._requests[each.call]

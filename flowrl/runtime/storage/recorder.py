@@ -258,6 +258,11 @@ class Recorder:
                 line.setdefault("cache", "kept")
             self.write("trajectories", line)
 
+    def sync(self) -> None:
+        """Have the disk hold all lines, before a checkpoint says how many there are."""
+        for file in self._files.values():
+            file.sync()
+
     def close(self) -> None:
         for file in self._files.values():
             file.close()

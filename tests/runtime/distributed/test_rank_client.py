@@ -103,7 +103,7 @@ def test_a_copy_is_known_unless_its_rank_is_started_again_once_it_has_answered(l
 
     client = RankClient(cast("Any", Link()), {"gpu": range(2)})
     client.restart = restart
-    client.keep_copy(3, 0, 1, "a copy")
+    client.begin_copy(3, 0, 1, "a copy")()
     assert client.lineage.copy_of(3) == (None if lost == (1,) else 1)
     assert client.traffic.between == 7 and client.epoch == len(lost)
 

@@ -10,6 +10,8 @@ from flows import metrics
 import flowrl as fl
 from flowrl.errors import FieldError, ResumeError, RowsError, RunError, UsageError
 from flowrl.placement.plan.plan import Place, Plan
+from flowrl.runtime.local.executor import LocalExecutor
+from flowrl.runtime.storage.recorder import Recorder
 
 SPLIT = Plan({"a": "cpu", "b": "cpu", "c": "cpu"}, {"world": Place("b"), "fails": Place("c")})
 
@@ -35,6 +37,25 @@ def crash_at(monkeypatch, small, update: int):
 
     fn.__annotations__ = real.__annotations__
     object.__setattr__(small.Counter.__dict__["update"], "fn", fn)
+
+
+@pytest.mark.parametrize("status", ["done", "failed"])
+def test_a_run_whose_last_picture_fails_says_how_it_ended_and_ends_its_ranks(small, tmp_path, monkeypatch, status):
+    """A finished run was said to be running, and one that failed left its ranks open."""
+    closed: list[LocalExecutor] = []
+    close = LocalExecutor.close
+
+    def curve(self: Recorder) -> str:
+        raise ValueError("no picture")
+
+    monkeypatch.setattr(Recorder, "curve", curve)
+    monkeypatch.setattr(LocalExecutor, "close", lambda self: (closed.append(self), close(self)))
+    if status == "failed":
+        crash_at(monkeypatch, small, 2)
+    with pytest.raises(ValueError, match="no picture"):
+        run(small, tmp_path, runtime="local", parameters={"train": {"steps": 2}})
+    assert len(closed) == 1
+    assert json.loads((tmp_path / "run.json").read_text())["status"] == status
 
 
 def test_local_equals_eager_on_one_pool_and_on_three(small, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -41,6 +42,33 @@ def test_calls_are_in_one_batch_and_get_their_own_rows():
         assert made.ids.to_list() == whole.ids.to_list()
         assert made.versions is not None and set(made.versions.values.tolist()) == {0}
     assert not shared.has_results
+
+
+def test_a_row_that_had_ended_as_its_call_was_given_up_is_nobodys():
+    """A server ends rows by itself, and tells of one with the next step: a run that went back ended with a KeyError."""
+
+    class Late(FakeEngine):
+        """Its last row ends as it is aborted, and is told with the next step."""
+
+        late = ()
+
+        def abort(self, call, rows=None):
+            *gone, last = super().abort(call, rows)
+            self.late = (replace(last, reason="length"),)
+            return gone
+
+        def step(self):
+            late, self.late = self.late, ()
+            return [*late, *super().step()]
+
+    engine = Late(stop=())
+    shared = SharedEngine(engine, 0)
+    shared.submit(request(0, 9))
+    shared.step()
+    shared.abort()
+    rows = shared.submit(request(100, 4))
+    finish(shared, rows)
+    assert not engine.late and shared.take(rows).ids.lengths.tolist() == [4] * 4
 
 
 def test_rows_that_find_no_place_keep_a_call_out():

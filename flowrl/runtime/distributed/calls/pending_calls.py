@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from time import perf_counter, time
 from typing import Any
 
@@ -137,7 +138,8 @@ class CallOnRanks:
             replies, result = self._gather(sent, answers, same)
             if not self.call.op.updates:
                 client.lineage.note(sent.recipe, kept_of(sent.rank_calls, replies))
-                self._copy(sent, replies)
+                for wait in self._begin_copies(sent, replies):
+                    wait()
             return result
         finally:  # what it has changed is known by now
             if group is not None and self.call.op.updates:
@@ -293,24 +295,37 @@ class CallOnRanks:
         models = (g for g in (self.group, *find_in(dict(self.arguments), WorkerGroup)) if g is not None)
         return self.client.copies > 1 and any(g.is_model and (g.spec.serving or g.trains) for g in models)
 
-    def _copy(self, sent: Sent, replies: Mapping[int, Reply]) -> None:
+    def _begin_copies(self, sent: Sent, replies: Mapping[int, Reply]) -> list[Callable[[], None]]:
         """Have other ranks keep what was made too, where there are to be copies: the weights that it was made with go
-        on to other versions.
+        on to other versions. Returns what waits for each of them.
 
         A rank that is lost meanwhile has no copy, and is none: whoever needs it next finds that it is lost.
         """
+        begun: list[Callable[[], None]] = []
         if not self._copied:
-            return
+            return begun
         for part, reply in kept_of(sent.rank_calls, replies).items():
             rank, id = sent.recipe.moved.get(part, part), sent.rank_calls[part].keep
             team = () if self.group is None else self.group.parts.copy_with(self.client.stand_in(rank))
             other = self.client.another_rank(rank, team)
             if other is None or not reply.kinds:
                 continue
-            lost = f"{self.call.title} was to be copied, and ranks were started again meanwhile."
-            with suppress(RankLost), self.client.blaming_restarts(sent.epoch, lost):
-                what = f"a copy of {self.call.title} of step {self.call.info.step}"
-                self.client.keep_copy(id, rank, other, what)
+            what = f"a copy of {self.call.title} of step {self.call.info.step}"
+            with self._leaving_out_lost(sent):
+                wait = self.client.begin_copy(id, rank, other, what)
+                begun.append(partial(self._wait_for_copy, sent, wait))
+        return begun
+
+    def _wait_for_copy(self, sent: Sent, wait: Callable[[], None]) -> None:
+        with self._leaving_out_lost(sent):
+            wait()
+
+    @contextmanager
+    def _leaving_out_lost(self, sent: Sent) -> Generator[None]:
+        """Go on without a copy where a rank is lost inside."""
+        lost = f"{self.call.title} was to be copied, and ranks were started again meanwhile."
+        with suppress(RankLost), self.client.blaming_restarts(sent.epoch, lost):
+            yield
 
     def _check_rows(self, sent: Sent, replies: Mapping[int, Reply]) -> None:
         """Raise WrongAnswer where a rank has not answered the rows that it was asked for, each of them once."""

@@ -138,14 +138,16 @@ class StreamedCallOnRanks(CallOnRanks):
         _, self._result = self._gather(sent, answers, same)
         self._over = True
 
-    def keep(self, rank: int, answer: Reply | Failed) -> None:
-        """Take what came of the part of a rank, and have another rank keep its rows too."""
+    def keep(self, rank: int, answer: Reply | Failed) -> list[Callable[[], None]]:
+        """Take what came of the part of a rank, and have another rank keep its rows too. Returns what waits for
+        that."""
         part = self.parts[rank]
         part.answer = answer
         sent = self._sent or self._first  # others may step the engine before this call does
         if isinstance(answer, Reply) and isinstance(sent, Sent):
             fill_keys({rank: part.rank_call}, {rank: answer})
-            self._copy(replace(sent, rank_calls={rank: part.rank_call}), {rank: answer})
+            return self._begin_copies(replace(sent, rank_calls={rank: part.rank_call}), {rank: answer})
+        return []
 
     def _forget_lost(self) -> None:
         """Forget the answers of ranks that are lost with rows of which nobody has a copy."""
@@ -250,7 +252,8 @@ class EngineOnRanks:
             for one in self.group.parts.team_of(rank)
         }
         answers: dict[int, Advanced] = self.client.wait(self.client.send("advance", words), what)
-        found = {rank: self._together(rank, answers) for rank in asked}
+        found = {rank: self._together(rank, answers, parts) for rank in asked}
+        copies: list[Callable[[], None]] = []  # all of them come beside each other
         lost: dict[int, Failed] = {}  # whose rows go on once they are there again
         for rank, advanced in found.items():
             self.steps[rank] = self.steps.get(rank, 0) + advanced.steps - self._told.get(rank, 0)
@@ -266,29 +269,35 @@ class EngineOnRanks:
                 if isinstance(answer, Failed) and isinstance(answer.error, EngineLost):
                     lost[rank] = answer
                 else:
-                    self._take(*parts[number][:2], answer)
+                    copies += self._take(*parts[number][:2], answer)
+        for wait in copies:
+            wait()
         self.client.raise_lost_engines(lost, what)
 
-    def _together(self, rank: int, answers: Mapping[int, Advanced]) -> Advanced:
-        """Return what a rank has answered; a call that has failed on one beside it has failed."""
-        mine = answers[rank]
+    def _together(
+        self, rank: int, answers: Mapping[int, Advanced], parts: Mapping[int, tuple[StreamedCallOnRanks, int, _Part]]
+    ) -> Advanced:
+        """Return what a rank has answered; a call that has failed on one beside it has failed. ``parts``: those that
+        are asked for, by number."""
+        mine, team = answers[rank], self.group.parts.team_of(rank)
+        if team == (rank,):
+            return mine
         over = dict(mine.over)
-        parts = {part.number: part for _, _, part in self._unanswered()}
-        for other in self.group.parts.team_of(rank):
+        for other in team:
             for number, answer in answers[other].over.items() if other != rank else ():
                 if isinstance(answer, Reply):
-                    beside = parts[number].beside  # which may have the name of one that is gone
+                    beside = parts[number][2].beside  # which may have the name of one that is gone
                     beside[next((r for r in beside if self.client.stand_in(r) == other), other)] = answer
                 elif not isinstance(known := over.get(number), Failed) or known.elsewhere:
                     over[number] = answer
         return replace(mine, over=over)
 
-    def _take(self, call: StreamedCallOnRanks, rank: int, answer: Reply | Failed) -> None:
+    def _take(self, call: StreamedCallOnRanks, rank: int, answer: Reply | Failed) -> list[Callable[[], None]]:
         part = call.parts[rank]
         if isinstance(answer, Failed) and answer.before and self.client.restarted_since(part.epoch):
             part.epoch = -1  # its rows were on a rank that is there again
-        else:
-            call.keep(rank, answer)
+            return []
+        return call.keep(rank, answer)
 
     def _begin_again(self) -> None:
         """Tell ranks that were restarted of the calls that they were at, and of the tokens that are known of them."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from time import time
@@ -38,11 +39,15 @@ from ...values.row_digests import RowDigests
 from ...values.rows_to_fetch import Fetch, Take, assemble
 from ..protocol import Advanced, Failed, Named, RankCall, RankConfig, Reply, unopened
 from ..told_tokens import ToldTokens
+from .call_turns import CallTurns
 from .peers import Elsewhere, Peers, Policy
 from .rank_journal import RankJournal
 from .rank_streams import RankStreams
 from .rank_weights import Weights, Written, everybody
 from .serve_policies import Policies
+
+#: How many numbers of objects a rank remembers that were freed before they were there.
+EARLY = 1024
 
 
 class _Now(threading.local):
@@ -63,6 +68,9 @@ class Rank(Weights, Policies):
         Policies.__init__(self)
         self.number, self.pool, self.config, self.peers = number, pool, config, peers
         self.objects: dict[int, Batch] = {}
+        self._freed_early: dict[int, None] = {}  # what calls make that the driver has given up; the newest come last
+        self._storing = threading.Lock()
+        self._turns = CallTurns()
         self._journal = RankJournal(Path(config.folder) / f"journal.{pool}.{number}.jsonl")
         self._tokenizers = config.tokenizers()
         self._copies: dict[tuple[str, bool], Copies] = {}  # of the state of workers, for checkpoints
@@ -114,7 +122,9 @@ class Rank(Weights, Policies):
 
     def forget(self) -> None:
         """Let go of all objects, of rows that are sampled and of staged weights, and read the journals again."""
-        self.objects.clear()
+        self._turns.forget()
+        with self._storing:
+            self.objects.clear()
         streams = list(filter(None, map(self.stream_of, self.workers)))
         for stream in streams:
             stream.let_go()
@@ -206,9 +216,19 @@ class Rank(Weights, Policies):
         return arguments
 
     def free(self, ids: Sequence[int]) -> None:
-        """Forget objects."""
-        for id in ids:
-            self.objects.pop(id, None)
+        """Forget objects, those too that are still being made."""
+        with self._storing:
+            for id in ids:
+                if self.objects.pop(id, None) is None:
+                    self._freed_early[id] = None
+            for id in list(self._freed_early)[:-EARLY]:
+                del self._freed_early[id]
+
+    def _store(self, id: int, rows: Batch) -> None:
+        """Keep an object, unless it was freed meanwhile."""
+        with self._storing:
+            if id not in self._freed_early:
+                self.objects[id] = rows
 
     def pull(self, id: int, names: Sequence[str], rows: Sequence[int]) -> dict[str, Column]:
         """Rows of some columns of an object here, for another rank."""
@@ -288,7 +308,8 @@ class Rank(Weights, Policies):
 
     def _run(self, call: RankCall, arguments: Mapping[str, Any]) -> Reply:
         worker, op = self._worker(call), self._op(call)
-        with counted() as slots, waits_counted_in(EnvironmentWaits()) as waits:
+        turn = nullcontext() if call.journal is None else self._turns.turn(call.journal)
+        with turn, counted() as slots, waits_counted_in(EnvironmentWaits()) as waits:
             result = run_op(
                 op,
                 worker,
@@ -388,7 +409,7 @@ class Rank(Weights, Policies):
         else:
             return Reply(value=result)
         if call.keep and result.fields:
-            self.objects[call.keep] = result.with_call(None)
+            self._store(call.keep, result.with_call(None))
         kinds = {n: Kind.of(result[n]) for n in result.fields}
         digests = RowDigests.of(result, kinds) if call.keep else RowDigests(())
         alike = first is not None and result.keys == first.keys
