@@ -1,4 +1,5 @@
-"""Which call of a rank may ask the world: one at a time for each place in the program, as the journal answers the rest.
+"""Which call of a rank may ask the world: one at a time for the same rows of a place in the program, as the journal
+answers the rest.
 
 A rank goes on with its part of a call that the driver has given up, since another rank died, and is sent the call anew.
 """
@@ -13,7 +14,10 @@ from ....errors import RunError
 
 
 class CallTurns:
-    """The turns of calls: ``with turns.turn((0, 17)): ...`` once no other has this place. Any thread may use it."""
+    """The turns of calls: ``with turns.turn((0, 17)): ...`` once no other has this place. Any thread may use it.
+
+    A place is whatever tells calls apart that may be beside each other: the chunks of a call have places of their own.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from time import time
@@ -308,8 +308,7 @@ class Rank(Weights, Policies):
 
     def _run(self, call: RankCall, arguments: Mapping[str, Any]) -> Reply:
         worker, op = self._worker(call), self._op(call)
-        turn = nullcontext() if call.journal is None else self._turns.turn(call.journal)
-        with turn, counted() as slots, waits_counted_in(EnvironmentWaits()) as waits:
+        with self._turn(call, op, arguments), counted() as slots, waits_counted_in(EnvironmentWaits()) as waits:
             result = run_op(
                 op,
                 worker,
@@ -328,6 +327,13 @@ class Rank(Weights, Policies):
         reply.slots = tuple(each if each.rank is not None else replace(each, rank=self.number) for each in slots)
         reply.waits = waits if waits.count else None
         return reply
+
+    def _turn(self, call: RankCall, op: Op, arguments: Mapping[str, Any]) -> AbstractContextManager[None]:
+        """What a call that touches the world waits for: the same rows of the same place. Other chunks of it do not."""
+        if call.journal is None:
+            return nullcontext()
+        main = arguments.get(op.batch_parameter)
+        return self._turns.turn((*call.journal, main.keys[:1] if isinstance(main, Batch) else ()))
 
     def _op(self, call: RankCall) -> Op:
         if not isinstance(call.op, str):

@@ -60,10 +60,11 @@ def rank_with(game: Slow, folder) -> Rank:
     return rank
 
 
-def call(keep: int, frees: tuple[int, ...] = ()) -> RankCall:
+def call(keep: int, frees: tuple[int, ...] = (), chunk: slice = slice(None)) -> RankCall:
     """A rollout of some rows; each time that it is sent it is to be kept under another number."""
     info = CallInfo(program="p", op="game.rollout")
-    given = cast("Any", inspect.getattr_static(Slow, "rollout")).bind((rows(3),), {"policy": Named("actor"), "n": 2})
+    some = rows(3).take(list(range(3))[chunk])
+    given = cast("Any", inspect.getattr_static(Slow, "rollout")).bind((some,), {"policy": Named("actor"), "n": 2})
     at = {"actor": Serving("actor", (0,), 0)}
     return RankCall("game.rollout", "rollout", GAME, given, info, keep=keep, journal=(0, 17), frees=frees, policies=at)
 
@@ -92,13 +93,24 @@ def test_of_calls_that_wait_for_a_place_the_newest_alone_gets_it(tmp_path):
         first = threads.submit(rank.run, call(1))
         assert game.begun.wait(WAIT)
         second = threads.submit(rank.run, call(2, frees=(1,)))
-        until(lambda: rank._turns._newest[0, 17] is not rank._turns._running[0, 17])
+        until(lambda: rank._turns._newest != rank._turns._running)
         third = threads.submit(rank.run, call(3, frees=(2,)))
         given_up = second.result(WAIT)
         assert isinstance(given_up, Failed) and "nobody waits" in given_up.text and not first.done()
         game.goes_on.set()
         assert isinstance(third.result(WAIT), Reply)
     assert set(game.asked.values()) == {1} and list(rank.objects) == [3]
+
+
+def test_chunks_of_a_call_are_beside_each_other(tmp_path):
+    game = Slow()
+    rank = rank_with(game, tmp_path)
+    with ThreadPoolExecutor(3) as threads:
+        chunks = [threads.submit(rank.run, call(i + 1, chunk=slice(i, i + 1))) for i in range(3)]
+        until(lambda: len(game.asked) == 6)  # all of them are under way
+        game.goes_on.set()
+        assert all(isinstance(chunk.result(WAIT), Reply) for chunk in chunks)
+    assert sorted(rank.objects) == [1, 2, 3] and set(game.asked.values()) == {1}
 
 
 def test_a_call_that_fails_leaves_its_place_to_the_next():
