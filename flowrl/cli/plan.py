@@ -13,6 +13,7 @@ from ..analysis.study import Study
 from ..analysis.what_helps import explained_search
 from ..errors import CheckError, UsageError
 from ..flow import Flow
+from ..graph.check_program import stale
 from ..placement.cluster.cluster import Cluster
 from ..placement.plan.plan import Plan
 from ..placement.plan.show import render
@@ -120,6 +121,8 @@ def _search(flow: Flow, name: str, parameters: Mapping[str, Any], options: argpa
     plan = Plan(cluster=cluster)
     study = study_of(flow, name, parameters, options, plan)
     bounds = _bounds(options.staleness) if options.staleness else (0, 1) if corrects(study) else (0,)
+    if refused := stale(study.traced, max(bounds)):
+        raise CheckError(refused)
     graph, steps = flow.graph(name, **parameters), steps_flown(flow, name)
     return study, find_plan(study, graph, cluster, bounds, steps=steps)
 
