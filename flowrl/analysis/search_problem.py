@@ -6,6 +6,8 @@ from collections.abc import Container, Iterator, Sequence
 from dataclasses import replace
 
 from ..errors import PlanError
+from ..graph.check_program import stale
+from ..graph.may_see_older_weights import trained_on
 from ..graph.record import Graph
 from ..placement.cluster.cluster import Cluster
 from ..placement.cost.cost_model import Costs
@@ -15,7 +17,6 @@ from ..placement.plan.plan import Plan
 from ..placement.search.find_placement import Found, Refined, search
 from ..placement.search.problem import Member, Problem
 from ..placement.search.step_time import Placed
-from ..schedule.fly_program import Made
 from ..schedule.report.figures import title_of, totals
 from ..schedule.simulation import Simulation
 from .check_plan import too_long
@@ -179,7 +180,5 @@ def _segments(graph: Graph, stages: Sequence[Sequence[str]], trains: Container[s
 
 
 def corrects(study: Study) -> bool:
-    """Whether every loss of the program corrects for rows that are older than the weights."""
-    trains: list[Made] = [m for m in study.calls.values() if m.call.op.cost == "train"]
-    sampled = [m for m in trains if m.call.worker in study.roles and study.roles[m.call.worker].generates]
-    return bool(sampled) and all(getattr(m.call.arguments.get("loss"), "corrects_stale", False) for m in sampled)
+    """Whether every loss of the program corrects for rows that are older than the weights, or says that it need not."""
+    return bool(trained_on(study.traced)) and not stale(study.traced, 1)

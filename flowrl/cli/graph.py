@@ -11,8 +11,8 @@ from ..analysis.run_pages import look_at
 from ..errors import UsageError
 from ..flow import Flow
 from ..graph.draw import FORMATS, render
-from .arguments.options import check_format, parse, put, read_run_words, whole_number
-from .arguments.study_options import add_study_options, load_plan, study_of
+from .arguments.options import check_format, parse, put, read_run_words, refuse_unused, whole_number
+from .arguments.study_options import add_study_options, load_plan, study_of, words_of
 from .timeline import add_run
 
 
@@ -50,6 +50,8 @@ def graph_command(flow: Flow, words: Sequence[str]) -> int:
     name = given.programs[0]
     if len(given.programs) > 1:
         raise UsageError("flowrl graph draws one program.", fix=f"Write --program {name}.")
+    if not given.options.plan and not given.options.set:
+        refuse_unused(words, words_of(add_study_options), "is for the times of a plan.", "Add --plan FILE.")
     graph = flow.graph(name, **given.parameters[name])
     report = flow.check(name, **given.parameters[name])
     if (given.options.plan or given.options.set) and not report.errors:

@@ -13,22 +13,26 @@ from ..analysis.study import Study
 from ..analysis.what_helps import explained_search
 from ..errors import CheckError, UsageError
 from ..flow import Flow
+from ..graph.check_program import stale
 from ..placement.cluster.cluster import Cluster
 from ..placement.plan.plan import Plan
 from ..placement.plan.show import render
 from ..placement.search.explanation import explain, to_json
 from ..placement.search.find_placement import Found
 from .arguments.auto_plan import steps_flown
-from .arguments.options import parse, put, save, whole_number
+from .arguments.options import parse, put, refuse_unused, save, whole_number
+from .arguments.plan_option import asks_auto
 from .arguments.study_options import (
     add_hours_options,
     add_study_options,
     hours_of,
     load_plan,
     study_of,
+    words_of,
 )
 
 FORMATS = ("text", "json", "svg")
+_DRAW = "Write --out plan.yaml, then draw it: flowrl plan --show plan.yaml --format svg."
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -61,6 +65,7 @@ def plan_command(flow: Flow, words: Sequence[str]) -> int:
                 "flowrl plan needs a plan to show, or a cluster to search on.",
                 fix="Write --show --plan FILE, or --cluster h100-80:4x8.",
             )
+        _refuse_of_a_search(words, searches=asks_auto(options))
         plan = load_plan(flow, options, name, given.parameters[name])
         kinds = {h.name: h.cls.__name__ for h in flow.handles}
         put(render(plan, options.format, kinds), options.out)
@@ -68,6 +73,9 @@ def plan_command(flow: Flow, words: Sequence[str]) -> int:
     if options.set:
         what = f"--set {options.set[0]} changes a plan, and --cluster searches for one."
         raise UsageError(what, fix="Change the plan that is found: --plan FILE --set ... of the other commands.")
+    refuse_unused(words, ("--plan",), "names a plan, and --cluster searches for one.", "Leave one of them out.")
+    if options.format == "svg":
+        refuse_unused(words, ("--format",), "svg draws a plan, and --cluster searches for one.", _DRAW)
     report = flow.check(name, **given.parameters[name])
     if report.errors:
         raise CheckError(report.errors)
@@ -85,6 +93,13 @@ def plan_command(flow: Flow, words: Sequence[str]) -> int:
     elif options.format == "text":
         print("\n" + result.plan.to_yaml(), end="")
     return 0
+
+
+def _refuse_of_a_search(words: Sequence[str], *, searches: bool) -> None:
+    """Raise UsageError for an option of a search where a plan is shown; ``--plan auto`` has costs and lengths."""
+    search = ("--cluster", "--staleness", "--explain", *words_of(add_hours_options))
+    why, fix = "is for the search with --cluster, and does nothing to a plan that is shown.", "Leave it out."
+    refuse_unused(words, search if searches else (*search, *words_of(add_study_options)), why, fix)
 
 
 def show_command(words: Sequence[str]) -> int:
@@ -106,6 +121,8 @@ def _search(flow: Flow, name: str, parameters: Mapping[str, Any], options: argpa
     plan = Plan(cluster=cluster)
     study = study_of(flow, name, parameters, options, plan)
     bounds = _bounds(options.staleness) if options.staleness else (0, 1) if corrects(study) else (0,)
+    if refused := stale(study.traced, max(bounds)):
+        raise CheckError(refused)
     graph, steps = flow.graph(name, **parameters), steps_flown(flow, name)
     return study, find_plan(study, graph, cluster, bounds, steps=steps)
 

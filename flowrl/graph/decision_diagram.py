@@ -125,10 +125,12 @@ def _asked(paths: Sequence[int], trails: Sequence[Trail]) -> _Asked:
 def _needed(paths: Sequence[int], values: Mapping[int, Hashable], asked: _Asked) -> list[_Question]:
     """Return as few questions as tell paths of different values apart; those of this step before those of the last."""
     apart = {asked.differ(a, b) for a, b in combinations(paths, 2) if values[a] != values[b]} - {0}
-    kept = sum(asked.questions.values())
+    kept = 0  # the others tell no paths apart
+    for pair in apart:
+        kept |= pair
     order = sorted(asked.questions.items(), key=lambda q: (q[0].iteration, -q[1]))
     for _, bit in order:
-        if all(pair & kept & ~bit for pair in apart):
+        if bit & kept and all(pair & kept & ~bit for pair in apart):
             kept &= ~bit
     return [question for question, bit in asked.questions.items() if bit & kept]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -12,18 +12,18 @@ from ..errors import At
 from ..graph.may_see_older_weights import site
 from ..graph.ops.op import Op
 from ..graph.ops.signature import Signature
-from ..graph.script.site import users_line
+from ..graph.script.site import source_path, users_line
 from ..graph.script.surroundings import Surroundings
 from ..graph.stand_ins import current_session as sessions
 from ..graph.stand_ins.replaced_builtins import shims
 from ..graph.stand_ins.values import PYTHON, BatchValue, Value, find
-from ..graph.tracing.follow_branches import Path
+from ..graph.tracing.follow_branches import ENDLESS, Path
 from ..graph.tracing.trace_records import Rows, SourceLike, TCall, TField, TNumber, Use
 from ..graph.tracing.tracer import Tracer
 from .events import Call
 from .scheme import Scheme
 
-ENDLESS = 100  # steps of a program that goes on until its data end, unless it is told how many
+_STEPS = 100  # of a program that goes on until its data end, unless it is told how many
 
 
 class Clock(Protocol):
@@ -71,7 +71,7 @@ class Flight(Tracer):
         self.clock, self.scheme = clock, scheme
         self.assumed: dict[str, At] = {}
         self._most, self._note = steps, note
-        self._rounds: dict[tuple[At, int, bool], int] = {}  # how often a line of a step had an outcome
+        self._rounds: dict[Hashable, int] = {}  # how often a condition of a step had an outcome
         self._opened = 0
         self._inside = False
         self._sizes: dict[int, int] = {}
@@ -94,7 +94,7 @@ class Flight(Tracer):
 
     def steps(self, source: SourceLike, steps: Any) -> Iterator[tuple[Any, Any]]:
         """As many steps as the program asks for, numbered by real numbers."""
-        asked = steps if isinstance(steps, int) else ENDLESS if self._most is None else self._most
+        asked = steps if isinstance(steps, int) else _STEPS if self._most is None else self._most
         self._loops += 1
         number = self._loops
         self._source = source
@@ -128,25 +128,30 @@ class Flight(Tracer):
             if kind is bool:
                 known = len(self.trail.path.taken)
                 if (outcome := self._of_rows(ref)) is not None:
-                    self.assumed.setdefault(ref.text if outcome else f"not ({ref.text})", users_line())
+                    self._assume(ref.text, outcome, users_line())
                     return outcome
                 outcome = super().read(value, kind)
                 for decision in self.trail.path.taken[known:]:
-                    self.assumed.setdefault(f"not ({decision.condition})", decision.at)
+                    self._assume(decision.condition, decision.outcome, decision.at)
                 return outcome
         return super().read(value, kind)
 
+    def _assume(self, condition: str, outcome: bool, at: At) -> None:
+        self.assumed.setdefault(condition if outcome else f"not ({condition})", at)
+
     def _of_rows(self, ref: TNumber) -> bool | None:
-        """The outcome of a condition on numbers of rows; None on other values, and where a loop goes on and on."""
+        """The outcome of a condition on numbers of rows, the other one where a loop goes on and on; None on others."""
         sizes = {f"c{call}": size for call, rows in self.counted.items() if (size := self.count(rows))}
         number = None
         with suppress(SyntaxError):  # no term that Python reads
             number = _computed(ast.parse(ref.key, mode="eval").body, sizes)
         if number is None:
             return None
-        key = (users_line(), self._opened, bool(number))
+        place = (self._opened, source_path(self.code))
+        key = (place, bool(number))
         self._rounds[key] = self._rounds.get(key, 0) + 1
-        return bool(number) if self._rounds[key] <= _ROUNDS else None
+        most = _ROUNDS if self.goes_round(ref, place) else ENDLESS
+        return bool(number) == (self._rounds[key] <= most)
 
     def number(self, value: Value, way: str) -> int:
         known = len(self.trail.path.taken)

@@ -40,7 +40,8 @@ class TrainedLags:
                     continue
                 for generate, groups in self._groups.get(id, {id: max(self._calls[id].groups, 1)}).items():
                     chunks = self._versions.get(generate, [])
-                    for number, seen in enumerate(chunks):  # the groups of a chunk are its share
-                        share = groups * (number + 1) // len(chunks) - groups * number // len(chunks)
-                        lags[version - seen] += max(share, groups == 1)
+                    for number, seen in enumerate(chunks):
+                        first, behind = (-(-groups * n // len(chunks)) for n in (number, number + 1))
+                        if behind > first:  # the groups of this chunk, as a run cuts them
+                            lags[version - seen] += behind - first
         return dict(sorted(lags.items()))

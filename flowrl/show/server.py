@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import secrets
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import parse_qs, urlsplit
 
 from ..errors import UsageError
@@ -110,6 +111,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         try:
             answer = QUESTIONS[name](self._answers, words)
+            text = answer if isinstance(answer, str) else as_json(answer)
         except BadQuestionError as error:
             self._say(error.status, str(error))
         except (OSError, sqlite3.Error) as error:
@@ -117,10 +119,8 @@ class _Handler(BaseHTTPRequestHandler):
         except Exception as error:  # what a damaged record may lead to; the page shows it where the answer would be
             self._say(500, f"The server cannot answer this: {type(error).__name__}: {error}")
         else:
-            if isinstance(answer, str):
-                self._send(200, answer.encode(errors="replace"), "text/plain")
-            else:
-                self._send(200, json.dumps(answer, allow_nan=False).encode(), "application/json")
+            kind = "text/plain" if isinstance(answer, str) else "application/json"
+            self._send(200, text.encode(errors="replace"), kind)
 
     def _file(self, path: str) -> None:
         name = "index.html" if path == "/" else path.removeprefix("/page/")
@@ -144,6 +144,24 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
+
+
+def as_json(answer: Any) -> str:
+    """Return an answer as JSON, which has no infinite numbers and none that are not a number: these are texts."""
+    try:
+        return json.dumps(answer, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(answer), allow_nan=False)
+
+
+def _finite(answer: Any) -> Any:
+    if isinstance(answer, float) and not isfinite(answer):
+        return str(answer)
+    if isinstance(answer, Mapping):
+        return {name: _finite(one) for name, one in cast("Mapping[Any, Any]", answer).items()}
+    if isinstance(answer, (list, tuple)):
+        return [_finite(one) for one in cast("Sequence[Any]", answer)]
+    return answer
 
 
 def graph_style() -> str:

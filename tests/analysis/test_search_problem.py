@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from flowrl.analysis.search_problem import corrects
 from flowrl.cli import main
+from flowrl.cli.arguments.script import load_script
+from flowrl.graph.check_program import stale
 
 ROOT = Path(__file__).parents[2]
 DRIVERS = {
@@ -62,3 +65,47 @@ def test_rewards_have_a_process_for_each_device_and_no_more_than_rows(capsys):
         more = ("--cluster", "h100-80:2x8", "--prompts-per-step", prompts)
         record = json.loads(asked(capsys, "plan", "algorithms/grpo.py", *more, *words))
         assert record["plan"]["pools"]["cpu"] == {"processes": processes}
+
+
+OLD = """
+import flowrl as fl
+from flowrl import rl
+
+flow = fl.Flow("old")
+actor = flow.worker(fl.Actor, "qwen3-0.6b", lr=1e-5)
+reward = flow.worker(fl.FunctionReward, lambda response: 1.0)
+
+
+@flow.program
+def old(steps: int = 4, allow: bool = False):
+    for step, batch in flow.steps(fl.data.rows([{"prompt": "1+1="}] * 8, batch=8), steps):
+        batch = rl.group_advantages(reward.score(actor.generate(batch, n=2)))
+        batch = actor.logprobs(batch)
+        flow.log(step, actor.update(batch, loss=rl.ppo_clip(anchor="old"), allow_stale=allow))
+"""
+
+
+def test_no_plan_is_found_that_check_refuses_for_its_loss(capsys, tmp_path):
+    script = tmp_path / "old.py"
+    script.write_text(OLD)
+    words = ["plan", str(script), "--cluster", "h100-80:1x2", "--lengths", "fixed:64"]
+    assert main([*words, "--staleness", "0,1"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("ProgramError: actor.update: ") and "staleness is 1" in error
+    assert f"{script}:15   flow.log(step, actor.update(batch" in error
+    assert main([*words, "--staleness", "0"]) == 0
+    assert main([*words, "--staleness", "1", "--allow"]) == 0
+
+
+@pytest.mark.parametrize("allow", [False, True])
+def test_steps_overlap_by_themselves_where_check_accepts_it(tmp_path, allow):
+    script = tmp_path / "old.py"
+    script.write_text(OLD)
+    study = load_script(str(script)).study(None, allow=allow)
+    assert corrects(study) == allow == (not stale(study.traced, 1))
+
+
+def test_nothing_overlaps_where_no_update_has_rows_that_its_worker_sampled():
+    assert not corrects(load_script("algorithms/sft.py").study())
+    assert not corrects(load_script("algorithms/dpo.py").study())
+    assert corrects(load_script("algorithms/grpo.py").study())

@@ -80,6 +80,11 @@ def test_colocated_is_the_sum_and_a_publish_inside_a_pool_costs_nothing(grpo):
     assert simulation.lags == {0: 5 * 64} and simulation.cost_source == "given"
 
 
+def test_a_prompt_of_a_step_is_counted_once_whatever_the_chunks(grpo):
+    study = grpo.study(disaggregated(chunks=4, staleness=1), costs=COSTS, prompts_per_step=1, steps=10)
+    assert study.simulate().lags == {0: 1, 1: 9}
+
+
 def test_split_is_the_longer_of_the_branches(ppo):
     """PPO's critic and actor train side by side; reward, reference and values share the other pool."""
     simulation = ppo.study(split(), costs=COSTS).simulate(4)

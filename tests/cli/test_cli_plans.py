@@ -90,6 +90,44 @@ def test_wrong_words(run, words, said):
     assert status == 2 and out == "" and err.startswith(said)
 
 
+SEARCHED = ("plan", "--cluster", "cpu:1x2")
+SHOWN = ("plan", "--show", "--plan", "plan.yaml")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((*SEARCHED, "--plan", "plan.yaml"), "--plan names a plan, and --cluster searches for one."),
+        ((*SEARCHED, "--set", "pipeline.chunks=2"), "--set pipeline.chunks=2 changes a plan, and --cluster searches"),
+        ((*SEARCHED, "--format", "svg"), "--format svg draws a plan, and --cluster searches for one."),
+        *(
+            ((*shown, *words), f"{words[0].partition('=')[0]} is for the search with --cluster, and does nothing to")
+            for shown in (SHOWN, ("plan", "--set", "pipeline.chunks=2"), ("plan", "--show", "--plan", "auto"))
+            for words in (["--cluster", "cpu:1x2"], ["--staleness=1"], ["--explain"], ["--failures", "1,2,3"])
+            if shown[1] == "--show" or words[0] != "--cluster"
+        ),
+        ((*SHOWN, "--prices", "prices.yaml"), "--prices is for the search with --cluster"),
+        ((*SHOWN, "--costs", "costs.yaml"), "--costs is for the search with --cluster"),
+        ((*SHOWN, "--lengths", "fixed:4"), "--lengths is for the search with --cluster"),
+        (("graph", "--costs", "costs.yaml"), "--costs is for the times of a plan."),
+        (("graph", "--lengths=fixed:4"), "--lengths is for the times of a plan."),
+        (("graph", "--run", "run"), "--run is for the times of a plan."),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(run, words, said):
+    status, out, err = run(words[0], GRPO, *words[1:])
+    assert (status, out) == (2, "") and err.startswith(f"UsageError: {said}") and "\n  fix  " in err
+
+
+def test_a_file_of_options_is_for_commands_that_have_no_use_for_some_of_them(run):
+    Path("options.yaml").write_text("plan: plan.yaml\ncosts: costs.yaml\nprompts_per_step: 2\n")
+    assert run("plan", GRPO, "--show", "--config", "options.yaml")[0] == 0
+    status, out, _ = run("plan", GRPO, "--cluster", "cpu:1x2", "--config", "options.yaml")
+    assert status == 0 and "given: costs.yaml" in out
+    Path("options.yaml").write_text("costs: costs.yaml\n")
+    assert run("graph", GRPO, "--config", "options.yaml")[0] == 0
+
+
 @pytest.mark.parametrize(
     "words",
     [

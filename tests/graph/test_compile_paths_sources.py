@@ -275,7 +275,7 @@ def _paths(rng, names, told=()):
     if not names or rng.random() < 0.2:
         path = Path(told=tuple(outcome for _, outcome in told))
         for name, _ in told:
-            path.ask(name, name, At("p.py", int(name[1:])), 2)
+            path.ask(name, name, At("p.py", int(name[1:])), 2, frozenset(), place=name, loops=False)
         return [path]
     name = rng.choice(names)
     rest = [n for n in names if n != name]

@@ -67,3 +67,30 @@ def test_a_loop_that_no_filter_ends_ends():
         update(batch)
 
     assert simulated(never) == (1, ["len(batch) > 4", "not (len(batch) > 4)"])
+
+
+def test_conditions_on_one_line_are_all_false():
+    def evaluate(batch, update, _):
+        m = update(batch)
+        if float(m.loss) > 5 or float(m.grad_norm) > 2 or float(m.loss) < 0.1 or any(m.loss > n for n in (6, 7, 8)):
+            update(batch)
+
+    text = ["loss > 5", "grad_norm > 2", "loss < 0.1", *(f"loss > {n}" for n in (6, 7, 8))]
+    assert simulated(evaluate) == (1, [f"not (actor.update.{condition})" for condition in text])
+
+
+def test_what_ends_a_loop_is_assumed_as_it_was_taken():
+    def until(batch, update, more):
+        while not batch.rewards.mean() > 0.5:
+            batch = batch.concat(more())
+        update(batch)
+
+    assert simulated(until) == (1, ["not (rewards.mean() > 0.5)", "rewards.mean() > 0.5"])
+
+
+def test_a_number_of_rows_that_no_loop_changes_stays_as_it_is():
+    def often(batch, update, _):
+        if all(len(batch) == 8 for _ in range(40)):
+            update(batch)
+
+    assert simulated(often) == (1, ["len(batch) == 8"])

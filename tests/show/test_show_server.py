@@ -360,3 +360,20 @@ def test_the_command_serves_until_it_is_stopped(
     assert len(opened) == 1 and out.split()[-1] in opened[0]
     assert main(["show", str(run), "--port", "0", "--no-browser"]) == 0 and len(opened) == 1
     assert {path: path.read_bytes() for path in run.iterdir()} == before, "nothing of the run is changed"
+
+
+def test_numbers_that_json_has_not_are_shown_as_text(serve: Any, tmp_path: Path) -> None:
+    said = {"max_kl": float("inf"), "least": [float("-inf"), float("nan")], "lr": 1e-5}
+    served = serve(run_folder(tmp_path / "grpo", parameters={"grpo": said}))
+    assert "Infinity" in (tmp_path / "grpo" / "run.json").read_text()
+    shown = served.ask("about", run=served.id("grpo"))["record"]["parameters"]
+    assert shown == {"grpo": {"max_kl": "inf", "least": ["-inf", "nan"], "lr": 1e-5}}
+
+
+def test_an_answer_that_is_no_json_is_told_and_not_left_open(
+    serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = serve(run_folder(tmp_path / "grpo"))
+    monkeypatch.setitem(QUESTIONS, "about", lambda answers, words: {"record": object()})
+    status, _, body = served.get("/api/about")
+    assert status == 500 and "TypeError" in json.loads(body)["error"]

@@ -255,6 +255,17 @@ def _unknown_option(option: str, known: Mapping[str, argparse.Action], help_: st
     return UsageError(f"'{option}' is no option here.", fix=fix)
 
 
+def refuse_unused(words: Sequence[str], unused: Sequence[str], why: str, fix: str) -> None:
+    """Raise UsageError for the first of the words that is an option which does nothing here.
+
+    One of a file is left alone: the file may be for several commands.
+    """
+    for word in words:
+        name, _, value = word.partition("=")
+        if name in unused and value.lower() != "false":
+            raise UsageError(f"{name} {why}", fix=fix)
+
+
 def check_format(format: str, formats: Sequence[str]) -> None:
     """Raise UsageError for a format that a command does not have."""
     if format not in formats:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from math import inf
@@ -74,6 +74,13 @@ def add_study_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--runtime", choices=RUN_OPTIONS["runtime"].words, default="", help="that is to run it (the one the plan needs)"
     )
+
+
+def words_of(add: Callable[[argparse.ArgumentParser], None]) -> tuple[str, ...]:
+    """Return the options that a function adds to a parser: ``--costs``, ``--efficiency``."""
+    parser = argparse.ArgumentParser(add_help=False)
+    add(parser)
+    return tuple(name for action in parser._actions for name in action.option_strings)  # pyright: ignore[reportPrivateUsage]
 
 
 def add_hours_options(parser: argparse.ArgumentParser) -> None:

@@ -8,7 +8,8 @@ import os
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from types import CodeType, FrameType, ModuleType
 from typing import Any
@@ -175,6 +176,30 @@ def call_path(upto: object) -> tuple[tuple[str, int, int], ...]:
     One entry per frame: file, line and instruction. Two calls with the same path are the same place in the program.
     """
     return tuple((f.f_code.co_filename, f.f_lineno, f.f_lasti) for f in reversed(own_stack(upto)))
+
+
+def source_path(upto: object) -> tuple[tuple[str, Hashable], ...]:
+    """The chain of places in the source from the program's own frame, whose code is ``upto``, down to here.
+
+    Two conditions on one line are two places. The two copies that Python makes of a loop's condition are one.
+    """
+    return tuple((f.f_code.co_filename, _operands(f.f_code).get(f.f_lasti)) for f in reversed(own_stack(upto)))
+
+
+@lru_cache
+def _operands(code: CodeType) -> dict[int, Hashable]:
+    """By instruction, where in the source its last operand is: copies of one have it in common, and no others do.
+
+    Its own place is no help: that of the jumps of ``a or b or c`` is the whole of it.
+    """
+    found: dict[int, Hashable] = {}
+    before: Hashable = None
+    for step in dis.get_instructions(code):
+        if step.opname != "EXTENDED_ARG":
+            found[step.offset] = before
+            has_columns = step.positions is not None and step.positions.col_offset is not None
+            before = step.positions if has_columns else step.offset
+    return found
 
 
 def own_stack(upto: object) -> list[FrameType]:

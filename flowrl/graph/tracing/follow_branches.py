@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from ...errors import At
 
 NUMBERS = (1, 0, 2)  # what stands for a number that plain Python is given: the first, else the others
-SAME_IN_A_ROW = 2  # how often a loop may go round on one condition within a step
+SAME_IN_A_ROW = 2  # how often a loop may go round on one condition within a step; no other outcome is tried after it
+ROUNDS = 16  # how often such a loop goes round on a condition whose outcome is known, as nothing in it changes
+ENDLESS = 1000  # how often a condition comes out the same in plain Python that makes nothing
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,8 @@ class Path:
     exits: dict[Exit, dict[str, None]] = field(default_factory=dict[Exit, "dict[str, None]"])
     _known: dict[str, bool] = field(default_factory=dict[str, bool])
     _plain: dict[str, int] = field(default_factory=dict[str, int])
-    _rounds: dict[tuple[str, int, int], list[bool]] = field(default_factory=dict[tuple[str, int, int], "list[bool]"])
+    _rounds: dict[Hashable, tuple[bool, int]] = field(default_factory=dict[Hashable, "tuple[bool, int]"])
+    _times: Counter[Hashable] = field(default_factory=Counter[Hashable])
 
     def number(
         self, key: str, text: str, at: At, iteration: int, calls: frozenset[int], *, way: str, shift: int = 0
@@ -116,23 +120,43 @@ class Path:
         """The number that was chosen for a key."""
         return self._plain.get(key, NUMBERS[0])
 
-    def ask(self, key: str, condition: str, at: At, iteration: int, calls: frozenset[int] = frozenset()) -> bool:
-        """The outcome of a condition; the same one for the same ``key`` throughout the path."""
-        rounds = self._rounds.setdefault((at.file, at.line, iteration), [])
-        looping = len(rounds) >= SAME_IN_A_ROW and len(set(rounds[-SAME_IN_A_ROW:])) == 1
-        if looping:  # a loop that would go on for ever on this path
-            outcome, open_ = not rounds[-1], False
-        elif key in self._known:
-            rounds.append(self._known[key])
-            return self._known[key]
+    def ask(
+        self,
+        key: str,
+        condition: str,
+        at: At,
+        iteration: int,
+        calls: frozenset[int],
+        *,
+        place: Hashable,
+        loops: bool,
+    ) -> bool:
+        """The outcome of a condition; the same one for the same ``key`` throughout the path.
+
+        Two conditions on one line differ in ``place``. Where the same one is asked for the third time of a step,
+        and came out the same twice, no more paths leave there. If ``loops`` says that a loop went round in between, it
+        ends. Else plain Python asks it of several things, as in ``any(m.kl > 0.1 for m in ...)``: it stays the same.
+        """
+        before, same = self._rounds.get((place, iteration), (False, 0))
+        known = self._known.get(key)
+        most = ENDLESS if not loops else SAME_IN_A_ROW if known is None else ROUNDS
+        ends = same >= most
+        open_ = not ends and same < SAME_IN_A_ROW
+        if ends:
+            outcome = not before
+        elif known is not None:
+            outcome = known
+        elif not open_:
+            outcome = before
         else:
-            place = len(self.taken)
-            outcome = self.told[place] if place < len(self.told) else False
-            open_ = True
-        rounds.append(outcome)
+            outcome = self.told[len(self.taken)] if len(self.taken) < len(self.told) else False
+        self._rounds[(place, iteration)] = (outcome, same + 1 if outcome == before else 1)
+        if known is not None and not ends:
+            return outcome
         self._known[key] = outcome
-        before = [d for d in self.taken if (d.condition, d.at, d.iteration) == (condition, at, iteration)]
-        self.taken.append(Decision(condition, outcome, at, iteration, calls, len(before) + 1, forced=looping))
+        self._times[(condition, at, iteration)] += 1
+        time = self._times[(condition, at, iteration)]
+        self.taken.append(Decision(condition, outcome, at, iteration, calls, time, forced=ends))
         self.free.append(open_)
         return outcome
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -13,7 +13,7 @@ from ..ops.check_arguments import bad_call, described, wrong_arguments
 from ..ops.field_types import FieldType
 from ..ops.op import Op
 from ..ops.signature import CallShape, Signature
-from ..script.site import call_path, caller, instruction, stores, users_line
+from ..script.site import call_path, caller, instruction, source_path, stores, users_line
 from ..script.source_names import Key, named
 from ..script.source_names import described as described_source
 from ..stand_ins.current_session import nested_steps
@@ -70,6 +70,8 @@ class Tracer:
         self._source: SourceLike | None = None
         self._named: dict[int, tuple[Key, str]] = {}  # sources by id: what tells them apart, and their names
         self.symbols: dict[str, None] = {}  # how they are written, the last one last
+        self._made = 0  # draws, and calls that make rows or fields of workers and libraries
+        self._asked: dict[Hashable, tuple[int, int, frozenset[int]]] = {}  # by place of a condition, what was made then
         self._lookup = (0, 0)  # the instruction that asked a symbol for its hash last
         self._names = Names({} if meanings is None else meanings)  # of all paths: what a name stands for
 
@@ -100,6 +102,7 @@ class Tracer:
     def draw(self, source: SourceLike, count: Any = None, *, form: str = "take") -> Any:
         """Return a batch of the source's next rows, which the program asks for with ``flow.<form>``."""
         self._draws += 1
+        self._made += 1
         if form != "more":  # which draws from the source of the step, whatever it is called
             self._named[id(source)] = named(source, form, self.code)
         key, name = self._named[id(source)]
@@ -191,10 +194,26 @@ class Tracer:
         if not isinstance(value, Symbol):
             self._note_wait(ref, at)
         if kind is bool:
-            return self.trail.path.ask(ref.key, ref.text, at, self.iteration, ref.calls)
+            return self._ask(ref, at)
         if kind is int and not ref.whole:
             ref = together([ref], f"int({ref.text})", f"int({ref.key})", whole=True)
         return self.symbol(ref)
+
+    def _ask(self, ref: TNumber, at: At) -> bool:
+        place = (self.loop, source_path(self.code))
+        loops = self.goes_round(ref, place)
+        return self.trail.path.ask(ref.key, ref.text, at, self.iteration, ref.calls, place=place, loops=loops)
+
+    def goes_round(self, ref: TNumber, place: Hashable) -> bool:
+        """Whether a condition is that of a loop on a value, which went round since it was asked last at this place.
+
+        Then something was made in between, and the condition looks at that, or at what it looked at before.
+        """
+        made, calls = self._made, len(self.trail.calls)
+        behind = frozenset(call.index for call in self._workers_behind(ref.calls))
+        made_then, calls_then, behind_then = self._asked.get((place, self.iteration), (made, calls, behind))
+        self._asked[(place, self.iteration)] = made, calls, behind
+        return made > made_then and (behind == behind_then or max(behind, default=-1) >= calls_then)
 
     def symbol(self, ref: TNumber) -> Any:
         """The symbol of a number, or the plain number where a library takes no other."""
@@ -298,6 +317,7 @@ class Tracer:
             text=text,
         )
         self.trail.calls.append(call)
+        self._made += op.owner != "batch" or signature.rows != "same"
         return call
 
     def _check_children(self, title: str, batch: TBatch | None, children: Any, at: At) -> None:
@@ -316,11 +336,12 @@ class Tracer:
     def _workers_behind(self, calls: Iterable[int]) -> list[TCall]:
         """The calls of workers and libraries that arithmetic goes back to."""
         behind: dict[int, TCall] = {}
-        waiting = list(calls)
+        waiting, seen = list(calls), set(calls)
         while waiting:
             call = self.trail.calls[waiting.pop()]
             if call.op.owner == "batch":
-                waiting += call.makers
+                waiting += call.makers - seen
+                seen |= call.makers
             else:
                 behind[call.index] = call
         return list(behind.values())

@@ -199,7 +199,7 @@ KINDS: Mapping[str, DeviceKind] = {
 _CARDS = (
     (re.compile(r"A100-SXM\S*-80GB"), "a100-80"),
     (re.compile(r"H100 80GB HBM3"), "h100-80"),
-    (re.compile(r"H200(?! NVL)"), "h200"),
+    (re.compile(r"(?<!G)H200(?! NVL)"), "h200"),
     (re.compile(r"H800(?! PCIe)"), "h800"),
     (re.compile(r"H20(?![\w-])"), "h20"),
     (re.compile(r"GB200"), "gb200"),

@@ -14,7 +14,14 @@ const NAMES = {
 export function draw(place) {
   let alive = true, shown = "";
   async function show() {
-    const [answer, foretold] = await Promise.all([ask("about", { run: page.chosen }), ask("forecast", { run: page.chosen })]);
+    let answer, foretold;
+    try {
+      [answer, foretold] = await Promise.all([ask("about", { run: page.chosen }), ask("forecast", { run: page.chosen })]);
+    } catch (error) {
+      shown = "";
+      if (alive) fill(place, h("p", { class: "warn" }, error.message));
+      return;
+    }
     const now = JSON.stringify([answer, foretold]);
     if (!alive || now === shown) return;
     shown = now;

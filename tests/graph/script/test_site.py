@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from flowrl.graph.script.site import source_path
+
 CODE = """
 import bought, json, one_file, torch, written
 from flowrl.graph.script.site import is_users
@@ -34,3 +36,17 @@ def test_what_is_installed_in_a_folder_on_the_path_is_a_library(tmp_path, beside
     assert done.stdout.decode().split("\n")[0] == "[False, False, False, False, False, True, True]", (
         done.stderr.decode()
     )
+
+
+def test_a_loops_condition_has_one_place_each_time_and_two_on_a_line_have_two():
+    places = []
+
+    class Asked:
+        def __bool__(self):
+            places.append(source_path(code)[0])
+            return len(places) < 6
+
+    code, a, b = sys._getframe().f_code, Asked(), Asked()
+    while a and b:
+        pass
+    assert places == places[:2] * 3 and places[0] != places[1]

@@ -202,6 +202,138 @@ def test_a_loop_on_a_value_ends():
     assert all(len(t.calls) < 80 for t in found.trails)
 
 
+class Short:
+    """Metrics whose KL has a short name."""
+
+    def __init__(self, metrics):
+        self.loss, self.kl = metrics.loss, metrics.approx_kl
+
+
+def outcomes(found):
+    """The outcomes of each path in short, with a ! behind one that ends a loop."""
+    return sorted("".join("FT"[d.outcome] + "!" * d.forced for d in trail.path.taken) for trail in found.trails)
+
+
+ASKED = 500  # numbers that a condition is held against
+
+
+@pytest.mark.parametrize(
+    ("condition", "paths"),
+    [
+        (lambda a, b, c: a.kl > 1 and float(b.kl) > 1 and c.loss < 3, ["F", "TF", "TTF", "TTT"]),
+        (lambda a, b, c: a.kl > 1 or float(b.kl) > 1 or c.loss < 3, ["FFF", "FFT", "FT", "T"]),
+        (lambda a, b, c: 0.1 < float(a.kl) < 0.5 and b.loss > 1, ["F", "TF", "TTF", "TTT"]),
+        (lambda a, b, c: any(x.kl > 1 for x in (a, b, c)), ["FFF", "FT", "T"]),
+        (lambda a, b, c: all(x.kl > 1 for x in (a, b, c)), ["F", "TF", "TTT"]),
+        (lambda a, b, c: float(a.kl) in tuple(range(ASKED)), ["F" * ASKED, "FT", "T"]),
+        (lambda a, b, c: [float(a.kl) > 1 for _ in range(5)][4], ["F", "T"]),
+    ],
+)
+def test_conditions_on_one_line_are_asked_one_by_one(condition, paths):
+    def program():
+        batch = rl.group_advantages(reward.score(actor.generate(flow.take(prompts), n=2)))
+        a, b, c = [Short(actor.update(batch, loss=rl.ppo_clip())) for _ in range(3)]
+        if condition(a, b, c):
+            batch.rewrds.mean()
+
+    found = traced(program)
+    assert outcomes(found) == paths
+    assert whats(found) == ["the batch has no field 'rewrds' here."]
+
+
+def test_names_in_one_condition_are_asked_one_by_one():
+    def program():
+        batch = reward.score(actor.generate(flow.take(prompts)))
+        a, b, c = batch.rewards.mean() > 1, batch.rewards.min() > 1, batch.rewards.max() > 1
+        if a or b or c:
+            flow.log(0, n=batch.count())
+
+    assert outcomes(clean(program)) == ["FFF", "FFT", "FT", "T"]
+
+
+def test_what_is_known_of_a_step_is_not_overruled():
+    def late(step):
+        return bool(step > 10)
+
+    def program():
+        for step, batch in flow.steps(prompts, 10):
+            answers = [late(step) for _ in range(5) if len(actor.generate(batch)) is not None]
+            assert len(set(answers)) == 1
+
+    assert len(clean(program).trails) == 4
+
+
+def more():
+    return actor.generate(flow.take(prompts)).select("prompt_ids", "response_ids")
+
+
+def refill(batch, kl):
+    while batch.count() < 9:
+        batch = batch.concat(more())
+
+
+def refill_from_the_data(batch, kl):
+    batch = batch.select("prompt_ids")
+    while len(batch) < 9:
+        batch = batch.concat(flow.take(prompts).select("prompt_ids"))
+
+
+def narrow(batch, kl):
+    while len(batch) > 9:
+        batch = batch.filter(batch.prompt_ids.row_sum() > 3)
+
+
+def measure(batch, kl):
+    while True:
+        if float(more().response_ids.lengths_column().mean()) > 1:
+            break
+
+
+def count_up_to(batch, kl):
+    for n in range(9):
+        if n > kl:
+            break
+        more()
+
+
+def refill_on_two(batch, kl):
+    while len(batch) < 9 and batch.prompt_ids.row_sum().mean() > 3:
+        batch = batch.concat(more())
+
+
+def nothing_changes(batch, kl):
+    while kl > 1:
+        more()
+
+
+def plain_python(batch, kl):
+    n = 0
+    while n < kl:
+        n += 1
+
+
+@pytest.mark.parametrize(
+    ("loop", "paths"),
+    [
+        (refill, ["F", "TF", "TTF!"]),
+        (refill_from_the_data, ["F", "TF", "TTF!"]),
+        (narrow, ["F", "TF", "TTF!"]),
+        (measure, ["FFT!", "FT", "T"]),
+        (count_up_to, ["FFT!", "FT", "T"]),
+        (refill_on_two, ["F", "TF", "TTF", "TTTF", "TTTTF!"]),
+        (nothing_changes, ["F", "TF!"]),
+        (plain_python, ["F", "TF", "T" * 1000 + "F!"]),
+    ],
+)
+def test_a_loop_on_a_value_goes_round_twice_and_ends(loop, paths):
+    def program():
+        answers = rl.group_advantages(reward.score(actor.generate(flow.take(prompts), n=2)))
+        kl = float(actor.update(answers, loss=rl.ppo_clip()).approx_kl)
+        loop(answers.select("prompt_ids", "response_ids"), kl)
+
+    assert outcomes(clean(program)) == paths
+
+
 def test_the_number_of_paths_has_a_cap_that_is_reported():
     def program():
         for step, batch in flow.steps(prompts, 10):

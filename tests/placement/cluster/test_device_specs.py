@@ -74,6 +74,8 @@ def test_cards_are_known_by_the_name_of_their_driver(card, kind):
         "NVIDIA A100-SXM4-40GB",
         "NVIDIA H100 PCIe",
         "NVIDIA H200 NVL",
+        "NVIDIA GH200 480GB",
+        "NVIDIA GH200 144G HBM3e",
         "NVIDIA H800 PCIe",
         "NVIDIA H20-3e",
         "NVIDIA L40",
