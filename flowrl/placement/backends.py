@@ -103,6 +103,7 @@ class Backend:
     sampled from) and the ``support`` of the latter. ``sleeps``: it leaves the memory of its devices between its turns.
     ``reads_prompts_once``: it computes a prompt once for all rows to it, and ``keeps_prompts_once``: has the keys and
     values of it once, unless a plan turns its ``prefix_cache`` off.
+    ``mirrored``: each replica has its weights in the memory of its host too, from where it takes what is published.
     ``gradients``: the dtype in which those of bf16 training are added up.
 
     ``layout``: how its weights lie on a mesh.
@@ -138,6 +139,7 @@ class Backend:
     sleeps: bool = True
     reads_prompts_once: bool = False
     keeps_prompts_once: bool = False
+    mirrored: bool = False
     gradients: str = ""
     layout: LayoutRules = LayoutRules()
     offload: bool = False
@@ -303,6 +305,7 @@ _ROWS = (
         logprobs=("raw", "processed", "support"),
         reads_prompts_once=True,
         keeps_prompts_once=True,
+        mirrored=True,
         layout=LayoutRules(64, longer="inner", whole_experts=True, fused=_fused("experts.routed_experts")),
         options=(
             Option("kv_cache", 1.0, _KV_CACHE, least=0.0625),
@@ -336,6 +339,7 @@ _ROWS = (
         logprobs=("raw", "processed"),
         reads_prompts_once=True,
         keeps_prompts_once=True,
+        mirrored=True,
         layout=LayoutRules(64, longer="last", fused=_fused("experts")),
         options=(
             Option("python", "", "the Python that has SGLang; that of the rank unless it is said"),

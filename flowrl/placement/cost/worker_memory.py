@@ -135,7 +135,7 @@ def usage_of(
     if role.model is None:
         return Usage(role.name, use, {}, {})
     if use == "generate":
-        return _kept_cache(_generating(role, place, other, load, reads=reads), place)
+        return _mirrored(_kept_cache(_generating(role, place, other, load, reads=reads), place), place)
     trains = training if role.optimized else reading
     usage = trains(role, place.mesh, load, backend=place.backend, micro=micro)
     if staging:
@@ -295,6 +295,13 @@ def _kept_cache(usage: Usage, place: Place) -> Usage:
         return replace(usage, keeps=row_of(place.backend).keeps_cache)
     working = {part: size for part, size in usage.working.items() if part != "kv cache"}
     return replace(usage, working=working, emptied={"kv cache": said}, least={}, rows=0)
+
+
+def _mirrored(usage: Usage, place: Place) -> Usage:
+    """The same with the weights that an engine has in the memory of the host, whether it is away or not."""
+    if not row_of(place.backend).mirrored or "weights" not in usage.idle:
+        return usage
+    return replace(usage, hosted={"weights": usage.idle["weights"]})
 
 
 def _model(role: Role) -> ModelShape:
