@@ -18,6 +18,7 @@ from .lowering.deployment import (
     replicas_apart,
     teams_of,
     teams_on_one_node,
+    with_engine_options,
     with_policies,
 )
 from .lowering.lower import Execution
@@ -90,9 +91,12 @@ def _on_ranks(
 
 
 def _deployments(executions: Sequence[Execution]) -> dict[tuple[str, bool], Deployment]:
-    """Return where workers are in any of the programs: equal copies of theirs are one, with the policies of all."""
+    """Return where workers are in any of the programs: equal copies of theirs are one, with the policies of all.
+
+    An engine has what all programs leave it of its devices.
+    """
     found: dict[tuple[str, bool], Deployment] = {}
     for execution in executions:
         known = {name: deployment.spec.policies for (name, _), deployment in found.items()}
         found |= with_policies(execution.deployments, known)
-    return found
+    return with_engine_options(found, [execution.engines for execution in executions])

@@ -9,6 +9,7 @@ from ..graph.check_program import stale
 from ..graph.may_see_older_weights import samples, trained_on
 from ..graph.tracing.trace_records import Lint, each_once
 from ..placement.backends import BACKENDS, backend, names_of
+from ..placement.cost.per_device_counts import kv_bytes
 from ..placement.cost.pool_memory import PoolMemory
 from ..placement.cost.worker_memory import RESERVE_BYTES
 from ..placement.model.weight_layout import check_layout
@@ -29,6 +30,8 @@ from .plan_warnings import (
     unused,
 )
 from .study import Study
+
+_GIB = 1 << 30
 
 
 def plan_findings(study: Study) -> tuple[list[FlowError], list[Lint]]:
@@ -107,6 +110,34 @@ def too_long(study: Study) -> Iterator[PlanError]:
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------
+
+
+def _whole_row(study: Study) -> Iterator[PlanError]:
+    """Yield an error for each engine whose KV cache cannot hold one row of as many tokens as the engine may be given.
+
+    Engines refuse to start with one, or end rows where it is full.
+    """
+    for worker, use, place, role in placed_models(study):
+        row, said, kind = backend(place.backend), place.options, _device(study, place)
+        if use != "generate" or role.model is None or not row.keeps_cache or said.get(row.remote):
+            continue
+        experts = bool(role.model.experts)
+        size = study.cache_of(worker)
+        if size is None or any(row.unrun(place.mesh.said, said, kind, experts=experts)):
+            continue  # there is another error, or run has no such engine
+        most = min((t for t in (role.model.positions, int(said.get("context") or 0)) if t), default=0)
+        token = kv_bytes(role.model, place.mesh, 1)
+        if most * token <= size:
+            continue
+        fits = int(size / token)
+        wanted = -(-most * token // (_GIB / 4)) / 4  # whole quarters of a GiB
+        more = f"write kv_cache: {wanted:g}" if "kv_cache" in said or kind == "cpu" else "place others elsewhere"
+        yield PlanError(
+            f"{study.plan.title_of(worker, use)}: the KV cache of {size / _GIB:.3g} GiB holds {fits} tokens, and "
+            f"{row.name} may be given a row of {most}.",
+            at=place.at or study.plan.pools[place.pool].at,
+            fix=f"Write context: {max(2, fits)} beside the engine if no row is longer, or {more}.",
+        )
 
 
 def _memory(study: Study) -> Iterator[FlowError | Lint]:
@@ -244,4 +275,4 @@ def _support(study: Study) -> Iterator[FlowError]:
 
 #: Checks that need the sizes of all models.
 _SIZED: tuple[Callable[[Study], Iterable[FlowError | Lint]], ...]
-_SIZED = (_models, Study.unsupported, _backends, too_long, _memory, _hosts, _never_away, slow_network)
+_SIZED = (_models, Study.unsupported, _backends, too_long, _memory, _whole_row, _hosts, _never_away, slow_network)

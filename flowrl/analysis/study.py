@@ -13,10 +13,12 @@ from ..graph.compile_paths import node_ids
 from ..graph.tracing.trace_records import HandleLike, Traced
 from ..html_tables import table
 from ..lowering.bases import bases_of
+from ..lowering.deployment import EngineOptions
 from ..lowering.lower import Execution, choose_runtime, lower
 from ..lowering.roles import roles_of
 from ..lowering.scheme_of_program import scheme_of
 from ..lowering.unsupported import unsupported
+from ..placement.backends import backend
 from ..placement.cluster.mesh import Mesh
 from ..placement.cost.calibrated_costs import Calibrated, placed
 from ..placement.cost.continuous_batch import Turns
@@ -25,7 +27,7 @@ from ..placement.cost.host_memory import HostUse, host_uses
 from ..placement.cost.pool_memory import PoolMemory, Turn, loads_of, pool_memory, turns_of
 from ..placement.cost.roofline import Roofline
 from ..placement.cost.work import Role, Work, Workload
-from ..placement.plan.plan import Plan
+from ..placement.plan.plan import Place, Plan
 from ..schedule.events import Memory
 from ..schedule.fly_program import Flight, Made
 from ..schedule.machine import Machine
@@ -37,6 +39,8 @@ from .call_seconds import Faster, NoTime, Pace, prompts_of
 from .row_lengths import RowLengths, Tokens
 
 _SURE = 0.003  # by what part a steady step may be off before it is said
+_MOST_ROWS = 1024  # of a replica in one batch, unless a plan says more
+_MIB = 1 << 20
 _MOST_STALENESS = 30  # of the steps whose waits are looked at; above, more of the same are open at a time
 
 
@@ -89,7 +93,50 @@ class Study:
             fn=self.fn,
             parameters=self.parameters,
             memory=self.memory if self.runtime == "ray" and self.plan.cluster is not None else None,
+            engines=self.engine_options,
         )
+
+    @cached_property
+    def engine_options(self) -> EngineOptions:
+        """What engines are opened with where the plan leaves it to the memory of their devices, by worker.
+
+        On GPUs of a cluster the KV cache is all that others leave it, and a batch has all rows of a replica. Elsewhere
+        an engine takes its defaults.
+        """
+        found: dict[str, dict[str, float]] = {}
+        if not any(self._leaves_cache(place) for _, _, place in self.plan.roles()):
+            return found
+        for pool, memory in self.pool_memory.items() if self.has_sizes else ():
+            turns = self.turns(pool)
+            for name, usage in memory.residents.items() if turns and memory.fits(turns) is None else ():
+                place = self.plan.place_of(usage.role, usage.use)
+                if usage.keeps and self._leaves_cache(place):
+                    size = memory.cache(name, turns, in_turns=self.runtime == "ray")
+                    rows = max(int(backend(place.backend).default("rows")), min(usage.rows, _MOST_ROWS))
+                    found[usage.role] = {"kv_cache": size // _MIB / 1024, "rows": rows}
+        return found
+
+    def cache_of(self, worker: str) -> float | None:
+        """Return the bytes of the KV cache of a worker's engine on each device in a run.
+
+        None where its pool does not fit, or where the engine has no such cache.
+        """
+        place = self.plan.place_of(worker, "generate")
+        if not backend(place.backend).keeps_cache:
+            return None
+        if self._leaves_cache(place):
+            left = self.engine_options.get(worker, {}).get("kv_cache")
+            return None if left is None else left * (1 << 30)
+        return float(place.options.get("kv_cache") or backend(place.backend).default("kv_cache")) * (1 << 30)
+
+    def _leaves_cache(self, place: Place) -> bool:
+        """Whether the plan leaves the KV cache of an engine to the memory of its devices."""
+        return backend(place.backend).keeps_cache and "kv_cache" not in place.options and self.has_gpus(place)
+
+    def has_gpus(self, place: Place) -> bool:
+        """Whether a place has devices of a cluster with a memory of their own."""
+        cluster, devices = self.plan.cluster, self.plan.pools[place.pool].devices
+        return cluster is not None and bool(devices) and cluster.kind(devices[0]).name != "cpu"
 
     def unsupported(self) -> list[PlanError]:
         """Return what its runtime cannot do of the plan."""

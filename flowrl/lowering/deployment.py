@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..errors import PlanError
@@ -68,6 +68,7 @@ class Deployment:
 
 
 Deployments = Mapping[tuple[str, bool], Deployment]  # by worker, and whether it is the copy that generates
+EngineOptions = Mapping[str, Mapping[str, float]]  # by worker: {"actor": {"kv_cache": 41.25, "rows": 512}}
 
 
 def deploy_here(handles: Sequence[HandleLike], plan: Plan, *, apart: Collection[str]) -> Deployments:
@@ -112,6 +113,23 @@ def with_policies(
     for key, each in deployments.items():
         if more := [name for name in handed.get(key[0], ()) if name not in each.spec.policies]:
             found[key] = replace(each, spec=replace(each.spec, policies=(*each.spec.policies, *more)))
+    return found
+
+
+def with_engine_options(deployments: Deployments, said: Iterable[EngineOptions]) -> dict[tuple[str, bool], Deployment]:
+    """Return deployments whose engines have options that a plan leaves open.
+
+    Of several programs that have the same engine, the smallest cache of keys and values and the most rows.
+    """
+    least: dict[str, dict[str, float]] = {}
+    for worker, options in (each for engines in said for each in engines.items()):
+        known = least.setdefault(worker, dict(options))
+        for name, size in options.items():
+            known[name] = (min if name == "kv_cache" else max)(size, known[name])
+    found = dict(deployments)
+    for key, each in deployments.items():
+        if key[0] in least and backend(each.spec.backend).keeps_cache:
+            found[key] = replace(each, spec=replace(each.spec, options={**least[key[0]], **each.spec.options}))
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..graph.stand_ins.values import is_handle
@@ -12,7 +12,7 @@ from ..graph.tracing.trace_records import HandleLike, Reading, Traced
 from ..placement.plan.plan import Plan
 from ..schedule.events import AGAIN, Begun, Groups, Memory
 from ..schedule.scheme import Scheme
-from .deployment import Deployments, deploy_here, deploy_on_ranks, has_model, with_policies
+from .deployment import Deployments, EngineOptions, deploy_here, deploy_on_ranks, has_model, with_policies
 from .scheme_of_program import handed_workers, sampled_workers, scheme_of, trained_workers
 
 QUEUE = 3  # calls that ranks are handed while they are at one: the way to them takes as long as some short calls
@@ -25,7 +25,8 @@ class Execution:
     ``Execution("grpo", fn, {"steps": 400}, "local", plan, ("actor", "reward"), scheme, deployments)``. ``workers`` are
     those that the program uses. ``scheme`` says how each call looks to the schedule, with the setup of the state
     machine: order, staleness, chunks, mode of publishing, queue, memory. ``deployments`` say where each copy of a
-    worker is. ``readings``: reads of token ids whose tokenizers are compared once the models are open.
+    worker is. ``readings``: reads of token ids whose tokenizers are compared once the models are open. ``engines``:
+    options that engines are opened with where the plan leaves them to the memory of their devices, by worker.
     """
 
     program: str
@@ -37,6 +38,7 @@ class Execution:
     scheme: Scheme
     deployments: Deployments
     readings: tuple[Reading, ...] = ()
+    engines: EngineOptions = field(default_factory=dict[str, Mapping[str, float]])
 
     @property
     def servers(self) -> tuple[str, ...]:
@@ -70,11 +72,13 @@ def lower(
     fn: Callable[..., Any],
     parameters: Mapping[str, Any],
     memory: Mapping[str, Memory] | None = None,
+    engines: EngineOptions | None = None,
 ) -> Execution:
     """Return what a runtime, or the simulator, is given of a program under a plan.
 
     ``runtime``: ``eager``, ``local`` or ``ray``. ``fn`` is the program and ``parameters`` what it is called with.
-    ``memory`` is that of pools whose residents do not fit together; only ranks have them take turns.
+    ``memory`` is that of pools whose residents do not fit together; only ranks have them take turns. ``engines``: as in
+    :class:`Execution`.
     """
     eager, ranks = runtime == "eager", runtime == "ray"
     scheme = scheme_of(
@@ -93,7 +97,8 @@ def lower(
         scheme = replace(scheme, home=_home(handles, used, scheme))
     deployments = with_policies(deployments, handed_workers(traced))
     readings = tuple(dict.fromkeys(r for trail in traced.trails for r in trail.readings))
-    return Execution(traced.program, fn, parameters, runtime, plan, used, scheme, deployments, readings)
+    said = engines or {}
+    return Execution(traced.program, fn, parameters, runtime, plan, used, scheme, deployments, readings, said)
 
 
 def _calls_of(begun: Begun) -> tuple[int, ...]:

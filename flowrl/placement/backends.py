@@ -103,6 +103,7 @@ class Backend:
     sampled from) and the ``support`` of the latter. ``sleeps``: it leaves the memory of its devices between its turns.
     ``reads_prompts_once``: it computes a prompt once for all rows to it, and ``keeps_prompts_once``: has the keys and
     values of it once, unless a plan turns its ``prefix_cache`` off.
+    ``mirrored``: each replica has its weights in the memory of its host too, from where it takes what is published.
     ``gradients``: the dtype in which those of bf16 training are added up.
 
     ``layout``: how its weights lie on a mesh.
@@ -138,6 +139,7 @@ class Backend:
     sleeps: bool = True
     reads_prompts_once: bool = False
     keeps_prompts_once: bool = False
+    mirrored: bool = False
     gradients: str = ""
     layout: LayoutRules = LayoutRules()
     offload: bool = False
@@ -190,6 +192,15 @@ class Backend:
             what = f"{self.name} has run mixtures of experts on CPUs alone, and this place has {device}."
             yield what, f"Write engine: {REFERENCE}, or give the pool processes or device: cpu."
 
+    def default(self, option: str) -> float:
+        """Return the number that an option is where a plan does not say it."""
+        return float(next(each.default for each in self.options if each.name == option) or 0)
+
+    @property
+    def keeps_cache(self) -> bool:
+        """Whether its KV cache has memory from when it opens until it makes way, and a plan may say how much."""
+        return any(option.name == "kv_cache" for option in self.options)
+
     def does(self, use: str) -> bool:
         """Return whether it does what a place is for: ``train`` or ``generate``."""
         return self.generates if use == "generate" else self.trains
@@ -217,6 +228,9 @@ _FORECAST = (
     Option("accepted", 0.7, "the probability that a drafted token is kept", run=False, most=1),
     Option("draft", 0.05, "what drafting a token takes, as a part of a step of the model", run=False),
 )
+
+
+_KV_CACHE = "GiB for keys and values; on GPUs of a cluster what the other workers leave, unless it is said"
 
 
 def _chunk(tokens: int) -> Option:
@@ -291,9 +305,10 @@ _ROWS = (
         logprobs=("raw", "processed", "support"),
         reads_prompts_once=True,
         keeps_prompts_once=True,
+        mirrored=True,
         layout=LayoutRules(64, longer="inner", whole_experts=True, fused=_fused("experts.routed_experts")),
         options=(
-            Option("kv_cache", 1.0, "GiB for keys and values", least=0.0625),
+            Option("kv_cache", 1.0, _KV_CACHE, least=0.0625),
             Option("context", None, "tokens of a row, its prompt included; the model's positions unless it is said", 2),
             Option("rows", 256, "rows of one batch, at most", 1),
             Option("compiled", False, "compile the model: starts minutes later"),
@@ -324,11 +339,12 @@ _ROWS = (
         logprobs=("raw", "processed"),
         reads_prompts_once=True,
         keeps_prompts_once=True,
+        mirrored=True,
         layout=LayoutRules(64, longer="last", fused=_fused("experts")),
         options=(
             Option("python", "", "the Python that has SGLang; that of the rank unless it is said"),
             Option("url", "", "a server of this host that runs; one is started unless it is said"),
-            Option("kv_cache", 1.0, "GiB for keys and values", least=0.0625),
+            Option("kv_cache", 1.0, _KV_CACHE, least=0.0625),
             Option("context", None, "tokens of a row, its prompt included; the model's positions unless it is said", 2),
             Option("rows", 256, "rows of one batch, at most", 1),
             Option("prefix_cache", True, "keep keys and values of prompts until the next publish"),

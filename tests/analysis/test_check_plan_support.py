@@ -193,7 +193,7 @@ def test_devices_of_several_kinds_in_one_pool_are_a_remark():
 
 
 def test_a_model_on_processes_of_the_host_is_a_remark():
-    errors, lints = said(study(generate=Place("cpu", backend="vllm"))[1])
+    errors, lints = said(study(generate=Place("cpu", backend="vllm", options={"context": 4096}))[1])
     assert errors == [] and lints["processes"] == (
         "actor.generate: each of the 4 processes of pool 'cpu' computes a whole qwen3-8b on the cores of a host, "
         "whose memory is not checked."

@@ -285,13 +285,13 @@ def test_a_number_that_is_carried_makes_no_row_older(monkeypatch):
 
 
 def test_one_worker_that_makes_way_alone_leaves_before_the_turns_of_the_others_and_comes_back_for_its_own(grpo):
-    """Nobody else takes turns: the engine has been given its memory for keys and values all the same."""
+    """Nobody else takes turns: the engine has its memory for keys and values, in its own turns, all the same."""
     for name in ("actor", "ref"):
         if grpo.handles[[h.name for h in grpo.handles].index(name)].arguments.get("model") is not None:
             grpo.use_model(name, "llama-7b")
     pools = {"all": Pool("all", devices=(0, 1, 2, 3)), "cpu": Pool("cpu", processes=4)}
     wide = Place("all", Mesh.of("fsdp=4"), "fsdp2")
-    engine = Place("all", Mesh.of("tp=4"), "vllm", options={"prefix_cache": False})
+    engine = Place("all", Mesh.of("dp=4"), "hf")
     actor = {"train": wide, "generate": engine}
     plan = Plan(pools, {"actor": actor, "ref": wide, "reward": Place("cpu")}, Cluster.of("a100-80:1x4"))
     study = grpo.study(plan, tokens=Tokens(512, "fixed", (1024.0,)), steps=6, prompts_per_step=64)

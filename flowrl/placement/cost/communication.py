@@ -84,9 +84,19 @@ def sharded_weights(work: Work, hardware: Hardware, tokens: float, times: int) -
     """
     mesh, model = work.mesh, model_of(work)
     layers = model.layers / stages(model, mesh)
-    layer = parameters_on_device(work.role, mesh, sharded=False) * model.dtype_bytes / layers
+    layer = parameters_on_device(work.role, mesh, sharded=False) / layers
     parts = max(1.0, tokens / micro_tokens(work.load, work.micro))
-    return parts * times * layers * hardware.along(mesh, "fsdp").all_gather(layer, mesh["fsdp"])
+    ring = hardware.along(mesh, "fsdp")
+    seconds = min(times, 2) * ring.all_gather(layer * model.dtype_bytes, mesh["fsdp"])
+    if times > 2:
+        seconds += ring.all_gather(layer * gradient_bytes(work), mesh["fsdp"])
+    return parts * layers * seconds
+
+
+def gradient_bytes(work: Work) -> int:
+    """Return bytes of a number of a gradient, as ranks add it up."""
+    width = model_of(work).dtype_bytes
+    return max(4, width) if backend(work.backend).gradients == "fp32" else width
 
 
 def host_copies(work: Work, hardware: Hardware, tokens: float, times: int) -> float:
@@ -97,23 +107,28 @@ def host_copies(work: Work, hardware: Hardware, tokens: float, times: int) -> fl
     if not work.offload:
         return 0.0
     parts = max(1.0, tokens / micro_tokens(work.load, work.micro))
-    return parts * times * parameters_on_device(work.role, work.mesh) * model_of(work).dtype_bytes / hardware.host
+    width = min(times, 2) * model_of(work).dtype_bytes + max(0, times - 2) * gradient_bytes(work)
+    return parts * width * parameters_on_device(work.role, work.mesh) / hardware.host
 
 
 def gradients(work: Work, hardware: Hardware) -> float:
     """Replicas of a weight agree on its gradient: an all-reduce, once for each optimizer step.
 
-    A distributed optimizer reduces, scatters and gathers instead, which is as many bytes.
+    A distributed optimizer reduces and scatters them, and gathers weights in the dtype of the model: an all-reduce of
+    half as many bytes each.
     """
     mesh, model, parts = work.mesh, model_of(work), parts_of(work.role)
+    width: float = gradient_bytes(work)
+    if backend(work.backend).optimizer_over_copies:
+        width = (width + model.dtype_bytes) / 2
     shards = mesh["tp"] * stages(model, mesh) * mesh["fsdp"]
     trained = 1 - work.role.frozen
-    dense = (work.role.lora or trained * parts.dense) / shards * model.dtype_bytes
+    dense = (work.role.lora or trained * parts.dense) / shards * width
     copies, lie = mesh["dp"] * mesh["cp"], mesh.experts
     seconds = hardware.along(mesh, "dp", "cp", "ep").all_reduce(dense, copies * mesh["ep"])
     if lie is not mesh:
         shards = stages(model, mesh)
-    experts = 0.0 if work.role.lora else trained * parts.experts / shards / lie["ep"] * model.dtype_bytes
+    experts = 0.0 if work.role.lora else trained * parts.experts / shards / lie["ep"] * width
     return seconds + hardware.along(lie, "dp", "cp").all_reduce(experts, lie["dp"] * lie["cp"])
 
 

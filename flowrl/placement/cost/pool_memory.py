@@ -166,12 +166,24 @@ class PoolMemory:
     def held(self, turn: Turn, turns: Sequence[Turn]) -> float:
         """Return bytes on each device during a generate that its KV cache cannot have, its own weights left out.
 
-        What a cost model wants to know (``Work.held``), which counts those weights itself.
+        What a cost model wants to know (``Work.held``), which counts those weights itself. A cache that stays between
+        calls cannot have what others need in their turns either.
         """
-        parts = self._parts(turn, set(self.swaps(turns)))
-        own = turn.residents[0] if turn.residents else ""
-        counted = {"reserve", f"{own} kv cache", *(f"{name} weights" for name in self.with_shared(own))}
-        return sum(size for name, size in parts.items() if name not in counted)
+        swapped = set(self.swaps(turns))
+        parts, own = self._parts(turn, swapped), turn.residents[0] if turn.residents else ""
+        weights = {f"{name} weights" for name in self.with_shared(own)}
+        here = sum(size for name, size in parts.items() if name not in {"reserve", f"{own} kv cache", *weights})
+        if not self._keeps(own):
+            return here
+        most = room(self.memory) - sum(size for name, size in parts.items() if name in weights)
+        return max(here, most - self._left_in_all(own, turns, swapped))
+
+    def cache(self, name: str, turns: Sequence[Turn], *, in_turns: bool = True) -> float:
+        """Return the bytes of the KV cache of an engine on each device: what others leave it in all turns in which it
+        is there. Engines that are there together have equal parts. ``in_turns``: workers leave the devices between
+        their turns where they have to, else all of them stay.
+        """
+        return max(0.0, self._left_in_all(name, turns, set(self.swaps(turns)) if in_turns else set()))
 
     def fits(self, turns: Sequence[Turn]) -> PlanError | None:
         """Return None, or which turn needs how much of what, and what would help; ``at`` is not known here.
@@ -224,6 +236,21 @@ class PoolMemory:
                 parts |= {f"{name} {part}": size for part, size in usage.working_in(free).items()}
         return {part: size for part, size in parts.items() if size}
 
+    def _keeps(self, name: str) -> bool:
+        """Whether an engine has what others leave it; on CPUs it takes its default, which is small."""
+        return name in self.residents and self.residents[name].keeps and self.device != "cpu"
+
+    def _left_in_all(self, name: str, turns: Sequence[Turn], swapped: set[str]) -> float:
+        """The least that a KV cache has left in any turn in which its engine is there."""
+        return min((self._left(turn, swapped) for turn in turns if self._stays(name, turn, swapped)), default=0.0)
+
+    def _left(self, turn: Turn, swapped: set[str]) -> float:
+        """Bytes of a turn that are left for the KV cache of each engine that keeps one and is there."""
+        parts = self._parts(turn, swapped, least=True)
+        engines = [n for n in self.residents if self._keeps(n) and self._stays(n, turn, swapped)]
+        caches = {f"{engine} kv cache" for engine in engines}
+        return (self.memory - sum(size for part, size in parts.items() if part not in caches)) / max(1, len(engines))
+
     def _least(self, turn: Turn, swapped: set[str]) -> float:
         return sum(self._parts(turn, swapped, least=True).values()) - reserve(self.memory)
 
@@ -256,7 +283,11 @@ class PoolMemory:
             usage = self.residents.get(turn.residents[0]) if turn.residents and not turn.publish else None
             if usage is not None and usage.row:
                 others = sum(u.staying for n, u in self.residents.items() if self._stays(n, turn, swapped))
-                waves += usage.waves(room(self.memory) - others)
+                free = room(self.memory) - others
+                if self._keeps(turn.residents[0]):
+                    working = sum(size for part, size in usage.working.items() if part not in usage.least)
+                    free = min(free, self._left_in_all(turn.residents[0], turns, swapped) + working)
+                waves += usage.waves(free)
         return waves
 
     # what to say

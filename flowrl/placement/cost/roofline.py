@@ -285,17 +285,20 @@ class Roofline:
         """Return rows of a replica whose KV cache fits beside the weights and what others hold; one at least.
 
         A cache whose bytes the plan says beside the engine has them, whatever else is there: ``flowrl check`` tells
-        whether they fit. Nor are there more than its ``rows``.
+        whether they fit. Nor are there more than its ``rows``. On CPUs an engine takes its defaults for both.
         """
+        engine, cache, most = row_of(work.backend), work.kv_cache, work.most_rows
+        if engine.keeps_cache and self.hardware(work).is_host:
+            cache, most = cache or engine.default("kv_cache") * (1 << 30), most or int(engine.default("rows"))
         width = engine_bytes(work.role, fp8=work.fp8_weights)
         weights = parameters_on_device(work.role, work.mesh, sharded=False) * width
         lengths, tokens = work.load.lengths, work.load.response
         if lengths is not None and lengths.varies:
             tokens = lengths.running  # its cache grows with each token
         row = _kv_bytes(work, work.decoding.prompt_kept(work.load.prompt, work.load.group) + tokens)
-        free = work.kv_cache or room(self.hardware(work).memory) - work.held - weights
+        free = cache or room(self.hardware(work).memory) - work.held - weights
         rows = max(1, int(free / row)) if row else work.load.rows
-        return min(rows, work.most_rows or rows)
+        return min(rows, most or rows)
 
     def _forward(self, work: Work) -> dict[str, float]:
         rows = rows_of_replica(work.load, work.mesh, work.processes)

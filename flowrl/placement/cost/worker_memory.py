@@ -51,8 +51,9 @@ class Usage:
     ``idle`` parts stay between its calls and can be offloaded; ``emptied`` ones stay too, and are let go when it makes
     way, with nothing kept of them; ``working`` parts are there during a call. ``least``:
     how small a working part can be made: a KV cache holds one row at least, others wait for the next wave; ``rows`` of
-    the replica want ``row`` bytes of it each. ``shares``: the use whose weights serve this one too. ``hosted`` parts
-    are always in the memory of the host, so many bytes for each device.
+    the replica want ``row`` bytes of it each. ``keeps``: its KV cache takes what others leave it in all turns in which
+    it is there, and has that between its calls too. ``shares``: the use whose weights serve this one too. ``hosted``
+    parts are always in the memory of the host, so many bytes for each device.
     """
 
     role: str
@@ -62,6 +63,7 @@ class Usage:
     least: Mapping[str, float] = field(default_factory=dict[str, float])
     rows: int = 0
     row: float = 0.0
+    keeps: bool = False
     shares: str = ""
     hosted: Mapping[str, float] = field(default_factory=dict[str, float])
     emptied: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -133,7 +135,7 @@ def usage_of(
     if role.model is None:
         return Usage(role.name, use, {}, {})
     if use == "generate":
-        return _said_cache(_generating(role, place, other, load, reads=reads), place)
+        return _mirrored(_kept_cache(_generating(role, place, other, load, reads=reads), place), place)
     trains = training if role.optimized else reading
     usage = trains(role, place.mesh, load, backend=place.backend, micro=micro)
     if staging:
@@ -284,15 +286,22 @@ def _generating(role: Role, place: Place, other: Place | None, load: Workload, *
     return replace(usage, idle=idle, shares=f"{role.name}.train")
 
 
-def _said_cache(usage: Usage, place: Place) -> Usage:
-    """The same with the bytes of the KV cache that the plan says beside the engine: it has them for as long as it is
-    there, and others cannot change them.
+def _kept_cache(usage: Usage, place: Place) -> Usage:
+    """The same with a KV cache that an engine has for as long as it is there. Bytes that the plan says beside the
+    engine cannot be changed by others.
     """
     said = float(place.options.get("kv_cache", 0)) * (1 << 30)
     if not said:
-        return usage
+        return replace(usage, keeps=row_of(place.backend).keeps_cache)
     working = {part: size for part, size in usage.working.items() if part != "kv cache"}
     return replace(usage, working=working, emptied={"kv cache": said}, least={}, rows=0)
+
+
+def _mirrored(usage: Usage, place: Place) -> Usage:
+    """The same with the weights that an engine has in the memory of the host, whether it is away or not."""
+    if not row_of(place.backend).mirrored or "weights" not in usage.idle:
+        return usage
+    return replace(usage, hosted={"weights": usage.idle["weights"]})
 
 
 def _model(role: Role) -> ModelShape:

@@ -82,6 +82,34 @@ def test_offloaded_weights_optimizer_gradients_and_staged_versions_are_in_host_m
     assert "staged weights" in away.hosted
 
 
+@pytest.mark.parametrize(("engine", "copies"), [("vllm", 4), ("sglang", 4), ("hf", 0)])
+def test_each_replica_of_an_engine_of_its_own_process_has_its_weights_on_the_host_too(engine, copies):
+    model = shape_named("qwen3-14b")
+    role, cluster = Role("actor", model, generates=True), nodes(1, 4, 137e9, kind="l40s")
+    place = Place("gpu", Mesh.of("dp=4"), engine)
+    plan = Plan({"gpu": Pool("gpu", devices=tuple(range(4)))}, {"actor": {"generate": place}}, cluster)
+    load = Workload(16, 128, 128)
+    memory = pool_memory(plan, "gpu", [role], {("actor", "generate"): load})
+    assert memory is not None
+    turns = [Turn("actor.generate", ("actor.generate",))]
+    uses = host_uses(cluster, [("gpu", range(4), memory.hosted(turns))])
+    assert [use.need for use in uses] == ([pytest.approx(copies * model.bytes)] if copies else [])
+    assert all(use.need > 118e9 and use.error is None for use in uses)
+    assert memory.most_hosted(turns) == pytest.approx(copies and model.bytes)
+
+
+def test_an_engine_that_makes_way_has_its_weights_on_the_host_once():
+    place = Place("gpu", Mesh(), "vllm")
+    engine = usage_of(Role("judge", LLAMA, generates=True), "generate", place, None, LOAD)
+    memory = PoolMemory(
+        "gpu", "h100-80", 80e9, {engine.name: engine, "b.train": Usage("b", "train", {"state": 7e10}, {})}
+    )
+    turns = [Turn("judge.generate", ("judge.generate",)), Turn("b.update", ("b.train",))]
+    assert "judge.generate" in memory.swaps(turns)
+    for phase in memory.hosted(turns).values():
+        assert phase["judge.generate weights"] == LLAMA.bytes
+
+
 def test_nodes_that_are_alike_are_told_together_and_pools_add_up():
     phases = {START: {"a.train weights": 10.0}, "a.update": {"a.train weights": 4.0}}
     other = {START: {}, "b.update": {"b.train weights": 7.0}}

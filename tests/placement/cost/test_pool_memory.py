@@ -72,6 +72,35 @@ def test_many_rows_never_fail_to_fit():
     assert moment.total == pytest.approx(80e9), "the cache takes what is left"
 
 
+def kept(name: str, rows: int = 99) -> Usage:
+    """An engine whose cache stays between calls."""
+    role, _, use = name.partition(".")
+    return Usage(role, use, {"weights": 10e9}, {"kv cache": rows * 1e9}, {"kv cache": 1e9}, rows, 1e9, keeps=True)
+
+
+def test_a_cache_that_stays_has_what_is_left_in_every_turn():
+    turns, train, engine = [GENERATE, UPDATE], plain("actor.train", 20e9, 30e9), kept("actor.generate", rows=10)
+    assert pool(train, replace(engine, keeps=False)).held(GENERATE, turns) == 20e9, "a cache of its own turn"
+    both = pool(train, engine)
+    assert not both.swaps(turns) and both.cache("actor.generate", turns) == pytest.approx(room(80e9) - 60e9)
+    assert both.held(GENERATE, turns) == pytest.approx(20e9 + 30e9), "activations of the other turn too"
+
+
+def test_an_engine_makes_way_where_that_leaves_it_more_rows():
+    turns = [GENERATE, UPDATE]
+    both = pool(plain("actor.train", 20e9, 30e9), kept("actor.generate", rows=40))
+    assert list(both.swaps(turns)) == ["actor.generate"]
+    assert both.cache("actor.generate", turns) == pytest.approx(room(80e9) - 10e9 - 20e9)
+
+
+def test_engines_that_are_there_together_have_equal_parts():
+    judge = Turn("judge.ask", ("judge.generate",))
+    both, turns = pool(kept("actor.generate"), kept("judge.generate")), [GENERATE, judge]
+    assert [both.cache(f"{name}.generate", turns, in_turns=False) for name in ("actor", "judge")] == [
+        pytest.approx((room(80e9) - 20e9) / 2)
+    ] * 2
+
+
 def test_nobody_makes_way_while_all_fit():
     both = pool(plain("actor.train", 30e9, 10e9), plain("ref.train", 14e9, 1e9))
     turns = [LOGPROBS, UPDATE]

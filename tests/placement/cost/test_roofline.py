@@ -288,18 +288,22 @@ def test_a_pipeline_does_not_speed_up_what_a_token_reads():
     assert four == pytest.approx(one), "every token passes through every stage"
 
 
-def test_fsdp_gathers_weights_and_scatters_gradients():
+def test_fsdp_gathers_weights_twice_and_scatters_gradients_in_fp32():
     gather = 3 / 4 * 2e6 / 1e11
     assert IDEAL.terms(work("forward", "fsdp=4"))["weights"] == pytest.approx(gather)
-    assert IDEAL.terms(work("train", "fsdp=4"))["weights"] == pytest.approx(3 * gather)
+    assert IDEAL.terms(work("train", "fsdp=4"))["weights"] == pytest.approx((2 + 4 / 2) * gather)
     many = Workload(4 * 16, 512, 512)  # 16 rows of 1024 tokens: two micro-batches
     assert IDEAL.terms(work("forward", "fsdp=4", load=many))["weights"] == pytest.approx(2 * gather)
 
 
-def test_replicas_agree_on_gradients_once_a_step():
-    ring = 2 * 3 / 4 * 2e6 / 1e11
+def test_replicas_agree_on_gradients_in_fp32_once_a_step():
+    ring = 2 * 3 / 4 * 4e6 / 1e11
     assert IDEAL.terms(work("train", "dp=4"))["weights"] == pytest.approx(ring)
     assert IDEAL.terms(work("train", "dp=4", minibatches=2))["weights"] == pytest.approx(2 * ring)
+    shared = IDEAL.terms(work("train", "dp=4", backend="megatron"))["weights"]
+    assert shared == pytest.approx((4 + 2) / 2 / 4 * ring), "gradients are scattered, and weights gathered in bf16"
+    wide = IDEAL.terms(work("train", "dp=4", model=replace(PLAIN, dtype_bytes=4)))["weights"]
+    assert wide == pytest.approx(ring), "as those of a model in fp32 are"
 
 
 def test_computation_hides_part_of_the_traffic_of_weights():
