@@ -66,9 +66,12 @@ class State:
 
 
 class Replied(str):
-    """An observation: the messages that follow an answer, and their texts as one."""
+    """An observation: the messages that follow an answer, and their texts as one. Without text they are there too."""
 
     messages: Sequence[Message]
+
+    def __bool__(self) -> bool:
+        return True
 
     @staticmethod
     def of(messages: Sequence[Message]) -> Replied:

@@ -507,9 +507,14 @@ class Chat(Environment):
         return "why?"
 
 
-def chatted(template, env=None, **how):
-    tokenizer = chat_tokenizer(template)
-    engine = fl.testing.FakeEngine(vocab=len(tokenizer), stop=(1,), tokenizer=tokenizer)
+def chatted(template, env=None, *, says="", **how):
+    """Episodes of a chat; ``says`` is the text of each answer, else it is drawn."""
+    tokenizer, table = chat_tokenizer(template), None
+    if says:
+        tokenizer.add_tokens([says])
+        table = torch.zeros(len(tokenizer), len(tokenizer)).index_fill_(1, torch.tensor(len(tokenizer) - 1), 100.0)
+        table[-1] = torch.zeros(len(tokenizer)).index_fill_(0, torch.tensor(1), 100.0)
+    engine = fl.testing.FakeEngine(vocab=len(tokenizer), table=table, stop=(1,), tokenizer=tokenizer)
     actor = fl.open(fl.Actor(model_of(), max_tokens=6), name="actor", engine=engine)
     source = (env or Chat()).source(batch=4, shuffle=False)
     batch = source.to_batch(source.cursor().draw(), 0, tokenizer).with_call(CallInfo(seed=1, op="chat.rollout"))
@@ -533,6 +538,35 @@ def test_a_turn_goes_on_from_the_tokens_of_the_one_before(template):
         assert "<|im_end|><|im_end|>" not in text.replace(" ", "")
         between = [tokenizer.decode([i for i, n in zip(ids, numbers, strict=True) if n < 0])]
         assert between[0].replace("<|im_end|>", "").count("<|im_start|>assistant\n") == 3
+
+
+def look() -> str:
+    """Look around: there is nothing."""
+    return ""
+
+
+class Looks(Environment):
+    rows = Asked.rows
+    tools = (look,)
+
+
+class Silent(Environment):
+    rows = Asked.rows
+
+    def respond(self, state):
+        return ""
+
+
+@pytest.mark.parametrize(("env", "role"), [(Looks, "tool"), (Silent, "user")])
+def test_what_has_no_text_is_a_turn_all_the_same(env, role):
+    says = call("look")
+    found, tokenizer = chatted(CHATML, env(), says=says)
+    assert set(found.turns.to_list()) == {3}
+    for ids in found.response_ids.to_list():
+        text = tokenizer.decode(ids).removeprefix(f"{says}<|im_end|>")
+        assert text.startswith(f"\n<|im_start|>{role}\n<|im_end|>\n<|im_start|>assistant\n{says}<|im_end|>")
+    plain = played(type("Mute", (Talk,), {"respond": lambda self, state: ""})())
+    assert all(mask == [True] * len(mask) for mask in plain.response_mask.to_list()), "without a template it is nothing"
 
 
 def test_an_end_that_was_sampled_is_not_written_again():
