@@ -135,7 +135,7 @@ class AgentEnvironment(Environment):
     async def _episode(self, game: Game, i: int, episode: Episode) -> None:
         row = {name: values[i] for name, values in game.columns.items()}
         given = (row, game.own_seeds[i], game.tokenizer)
-        play: _Play = await self._code(game, i, "begin", given, lambda returned: returned)
+        play: _Play = await self._code(game, i, "begin", given)
         episode.state, episode.begun = play.state, True
         try:
             await self._calls(game, i, episode, play)
@@ -147,7 +147,7 @@ class AgentEnvironment(Environment):
         """Answer the agent's calls until it ends, or a limit is reached."""
         limits = game.limits
         while True:
-            call = await self._code(game, i, "agent", (play,), lambda returned: returned)
+            call = await self._code(game, i, "agent", (play,))
             if isinstance(call, Ended):
                 play.state.result = call.result  # type: ignore[attr-defined]
                 episode.outcome = "done"
