@@ -95,6 +95,28 @@ def test_the_episodes_of_a_task_share_a_seed_and_have_one_of_their_own():
     assert seeds("shared", rows=rows) == [7.0] * 4, "a column of the data comes first"
 
 
+def test_an_episode_has_the_lists_and_dicts_of_its_row_to_itself():
+    """Each episode of the group empties them, and fails once: it sees them whole all the same."""
+    failed: set[tuple[str, int]] = set()
+
+    class Takes(Talk):
+        def setup(self, state):
+            assert (state.row["items"], state.row["db"]) == ([1, 2], {"users": [{"name": "a"}]})
+
+        def respond(self, state):
+            state.row["items"].pop()
+            state.row["db"]["users"][0]["name"] += "b"
+            if (attempt := (state.row["answer"], state.seed)) not in failed:
+                failed.add(attempt)
+                raise OSError("down")
+            return "c"
+
+    rows = [{"prompt": "ab", "answer": str(i), "items": [1, 2], "db": {"users": [{"name": "a"}]}} for i in range(2)]
+    found = played(Takes(), rows, n=3, turns=2, retries=1, backoff=0)
+    assert len(failed) == 6 and found["items"].to_list() == [[1, 2]] * 6
+    assert found["db"].to_list() == [{"users": [{"name": "a"}]}] * 6 and rows[0]["db"] == {"users": [{"name": "a"}]}
+
+
 def test_equal_short_replies_are_encoded_once_and_long_ones_each_time(monkeypatch):
     from flowrl.environments import environment
 

@@ -133,8 +133,7 @@ class AgentEnvironment(Environment):
         """Nothing: no agent is run again for an episode that was played before."""
 
     async def _episode(self, game: Game, i: int, episode: Episode) -> None:
-        row = {name: values[i] for name, values in game.columns.items()}
-        given = (row, game.own_seeds[i], game.tokenizer)
+        given = (game.row(i), game.own_seeds[i], game.tokenizer)
         play: _Play = await self._code(game, i, "begin", given)
         episode.state, episode.begun = play.state, True
         try:
