@@ -19,7 +19,7 @@ from ...workers.user_code.rows_in_progress import named_row
 from ..chat import ids_behind
 from ..environment import Environment, Message, State
 from ..opened_once import opened_once
-from ..tool_calls import MARKS, read_tool_calls
+from ..tool_calls import split_calls
 from .agents import Task, run_program, start_agent
 from .call_tree import Call, CallTree
 from .requests import Refused, Reply, Request
@@ -293,10 +293,9 @@ def _until(answer: Answer, stops: Sequence[str], tokenizer: Any) -> tuple[Answer
 def _read(said: str, request: Request) -> tuple[str, list[dict[str, Any]]]:
     """The text of an answer and its calls of tools; malformed calls are text."""
     names = [tool["function"]["name"] for tool in request.tools]
-    calls = read_tool_calls(said, names) if names else []
+    before, calls = split_calls(said, names) if names else (said, [])
     if not calls or any(call.error or not isinstance(call.arguments, dict) for call in calls):
         return said, []
-    at = min((said.index(mark) for mark in MARKS if mark in said), default=0)
-    return said[:at].rstrip(), [
+    return before.rstrip(), [
         {"id": f"call_{secrets.token_hex(8)}", "name": call.name, "arguments": call.arguments} for call in calls
     ]
