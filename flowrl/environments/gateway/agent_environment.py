@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -223,9 +224,9 @@ class AgentEnvironment(Environment):
     ) -> None:
         """Note what was sampled in the tree, and hand it to the agent."""
         request, tokenizer = call.request, game.tokenizer
-        kept, said, stopped = _until(answer, request.stop, tokenizer)
+        kept, said, stopped_by = _until(answer, request.stop, tokenizer)
         content, tool_calls = _read(said, request)
-        reason = "tool_calls" if tool_calls else "stop" if stopped else "length"
+        reason = "tool_calls" if tool_calls else "stop" if kept.stopped else "length"
         parent, before = place
         assert call.begun is not None, "it was sampled for"
         tokens = [tokenizer.decode([token]) for token in kept.ids] if request.logprobs else []
@@ -237,6 +238,7 @@ class AgentEnvironment(Environment):
             call.begun.prompt_tokens,
             len(kept.ids),
             list(zip(tokens, kept.sampling_logprobs, strict=False)),
+            stopped_by,
         )
         made = play.tree.add(parent, before, kept, [*request.messages, reply.message], request.tools)
         made.wasted = len(answer.ids) - len(kept.ids)
@@ -278,16 +280,19 @@ def _lay(chain: Sequence[Call], episode: Episode, trained: set[Call]) -> None:
         episode.turn_rewards.append(0.0)
 
 
-def _until(answer: Answer, stops: Sequence[str], tokenizer: Any) -> tuple[Answer, str, bool]:
-    """An answer up to the token that completes a text that stops; its text before that; whether it has stopped."""
-    said = answer.text(tokenizer)
-    if not any(stop in said for stop in stops):
-        return answer, said, answer.stopped
-    count = 1
-    while not any(stop in (said := answer.text(tokenizer, count)) for stop in stops):
-        count += 1
-    before = said[: min(said.index(stop) for stop in stops if stop in said)]
-    return answer.until(count), before, True
+def _until(answer: Answer, stops: Sequence[str], tokenizer: Any) -> tuple[Answer, str, str]:
+    """An answer up to the token that completes a text that stops; its text before that; and which one that is."""
+
+    def has_stopped(count: int) -> bool:
+        said = answer.text(tokenizer, count)
+        return any(stop in said for stop in stops)
+
+    if not stops or not has_stopped(most := len(answer.ids)):
+        return answer, answer.text(tokenizer), ""
+    count = 1 + bisect_left(range(1, most), True, key=has_stopped)
+    said = answer.text(tokenizer, count)
+    at, stopped_by = min((said.index(stop), stop) for stop in stops if stop in said)
+    return answer.until(count), said[:at], stopped_by
 
 
 def _read(said: str, request: Request) -> tuple[str, list[dict[str, Any]]]:

@@ -92,6 +92,22 @@ def test_a_text_that_stops_is_never_shown(text, stops, content):
     assert whole == content and all(content.startswith(each) for each in found)
 
 
+def test_where_a_long_answer_stops_is_found_in_a_few_looks():
+    looked = []
+
+    class Counts(Bytes):
+        def decode(self, ids, skip_special_tokens=False):
+            looked.append(len(ids))
+            return super().decode(ids)
+
+    ids = [*b"x" * 700, *b"stop and stop", *b"y" * 900]
+    answer = Answer(0, ids, [0.0] * len(ids), [0.0] * len(ids), [0] * len(ids), 1.0, stopped=False)
+    kept, said, stopped_by = _until(answer, ("y", "op", "stop"), Counts())
+    assert (len(kept.ids), said, stopped_by, kept.stopped) == (704, "x" * 700, "stop", True) and len(looked) < 20
+    looked.clear()
+    assert _until(answer, (), Counts())[1:] == (bytes(ids).decode(), "") and looked == [len(ids)]
+
+
 @pytest.mark.parametrize("seed", range(200))
 def test_of_any_answer_what_is_shown_stays(seed):
     draw = random.Random(seed)
