@@ -239,7 +239,8 @@ def _rate(run: Path, program: str, name: str, step: int) -> float | None:
 def _frozen(lines: Sequence[Mapping[str, Any]], version: int, samplings: Sequence[Any]) -> Any:
     import torch
 
-    responses = [x["tokens"][len(x["prompt_ids"]) :] for x in lines]
+    prompts = [x["tokens"][: len(x["tokens"]) - len(x["response_mask"])] for x in lines]  # an agent writes its own
+    responses = [x["tokens"][len(prompt) :] for x, prompt in zip(lines, prompts, strict=True)]
     flat = [v for x in lines for v in x["rollout_logprobs"]]
     there = [
         m and v == version and p is not None and (first == version or x.get("cache") != "kept")
@@ -253,12 +254,12 @@ def _frozen(lines: Sequence[Mapping[str, Any]], version: int, samplings: Sequenc
         )
     ]
     return import_module("flowrl.backends.frozen_rows").FrozenRows(
-        prompts=[x["prompt_ids"] for x in lines],
+        prompts=prompts,
         responses=responses,
         temperature=torch.tensor([x["temperature"] for x in lines], dtype=torch.float64),
         logprobs=torch.tensor([float("nan") if v is None else v for v in flat], dtype=torch.float64),
         compared=torch.tensor(there, dtype=torch.bool),
-        texts=[x.get("prompt") for x in lines],
+        texts=[x.get("prompt") if x["prompt_ids"] == own else None for x, own in zip(lines, prompts, strict=True)],
         samplings=samplings,
     )
 

@@ -15,7 +15,7 @@ from ..errors import DataError, did_you_mean, near
 from ..graph.ops.allowed import check_values, flag, text
 from ..graph.ops.field_types import FieldType
 from ..graph.script.site import caller
-from .source import OPTIONS, Source
+from .source import OPTIONS, BadRow, Source
 
 #: The option of a source that adds a field, for what is said where another one lacks it.
 _OPTIONS = {"response_ids": "response", "tokens": "response", "response_mask": "response", "preferred": "rejected"}
@@ -103,27 +103,35 @@ class Mixture:
 
         Raises DataError also where all were too long.
         """
-        batch = self.read(rows, first_uid, tokenizer)
+        batch, bad = self.read(rows, first_uid, tokenizer)
+        if bad and not len(batch):
+            with bad[0].source.placing():
+                raise bad[0].error
         if rows and not len(batch):
             raise DataError(
                 f"All {len(rows)} prompts of a step are longer than max_prompt_tokens.",
                 at=self.made_at,
                 fix="Raise max_prompt_tokens of the sources.",
             )
+        for row in bad:
+            row.skip()
         return batch
 
-    def read(self, rows: Sequence[Drawn], first_uid: int, tokenizer: Any) -> Batch:
-        """The same, of which all may have been too long."""
+    def read(self, rows: Sequence[Drawn], first_uid: int, tokenizer: Any) -> tuple[Batch, list[BadRow]]:
+        """The same, of which nothing may be left, and the rows that cannot be read, which are not counted yet."""
         self.schema()
-        read: list[Batch] = []
+        read, bad = list[Batch](), list[BadRow]()
         for name, part in self.parts.items():
             uids = [first_uid + i for i, (drawn, _) in enumerate(rows) if drawn == name]
             if uids:
-                batch = part.read([row for drawn, row in rows if drawn == name], 0, tokenizer)
+                batch, more = part.read([row for drawn, row in rows if drawn == name], 0, tokenizer)
+                bad += more
+                if not len(batch):
+                    continue
                 keys = [(uids[first], *rest) for first, *rest in batch.keys]
                 said = {} if self.column is None else {self.column: Column.of([name] * len(keys), dtype="any")}
                 read.append(Batch(keys, {**batch.columns, **said}))
-        return read[0].concat(*read[1:]).sort() if read else Batch([], {})
+        return read[0].concat(*read[1:]).sort() if read else Batch([], {}), bad
 
     def picks(self, first: int, n: int, owed: dict[str, int]) -> list[str]:
         """The parts that give the rows of n draws from the first one on; ``owed`` is brought up to date.

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from ..batch import Batch
 from ..errors import DataError, FlowError, ProgramError, near
@@ -15,7 +15,7 @@ from ..graph.ops.field_types import STANDARD, FieldType
 from ..graph.script.site import caller
 from .orders import shuffled
 from .prompts import Prompts
-from .stores import Generated, Row
+from .stores import Generated, Row, read_each
 from .streamed import Stream, StreamCursor
 
 if TYPE_CHECKING:
@@ -80,6 +80,18 @@ class Options(TypedDict, total=False):
     overlong: str  # what becomes of a longer one: "error", "drop", or "truncate", which keeps its end
     on_bad: str  # what becomes of a row that cannot be read: "error", or "skip", which counts it in source.skipped
     tokenizer: Any  # a name, a folder, a function that builds one, a tokenizer; None takes the actor's
+
+
+class BadRow(NamedTuple):
+    """A row of a source that cannot be read: ``BadRow(source, 7, DataError("A line is no JSON."))``."""
+
+    source: Source
+    index: int  # its number in the data
+    error: DataError
+
+    def skip(self) -> None:
+        """Count it, and log it the first time."""
+        self.source.skip(self.index, self.error)
 
 
 @dataclass(frozen=True)
@@ -222,7 +234,10 @@ class Source:
         With ``rejected=`` a drawn row has the keys (uid, 0) and (uid, 1), and with ``text=`` a document has (uid, 0),
         (uid, 1), ... DataError also where none is left.
         """
-        batch = self.read(rows, first_uid, tokenizer)
+        batch, bad = self.read(rows, first_uid, tokenizer)
+        if bad and not len(batch):
+            with self.placing():
+                raise bad[0].error
         if rows and not len(batch):
             longest = self.reading.max_prompt_tokens
             raise DataError(
@@ -230,10 +245,12 @@ class Source:
                 at=self._store.at(rows[0].index),
                 fix="Raise max_prompt_tokens.",
             )
+        for row in bad:
+            row.skip()
         return batch
 
-    def read(self, rows: Sequence[Row], first_uid: int, tokenizer: Any) -> Batch:
-        """The same, of which all may have been too long."""
+    def read(self, rows: Sequence[Row], first_uid: int, tokenizer: Any) -> tuple[Batch, list[BadRow]]:
+        """The same, of which nothing may be left, and the rows that cannot be read, which are not counted yet."""
         prompts = self._reader()
         uids = range(first_uid, first_uid + len(rows))
 
@@ -241,16 +258,15 @@ class Source:
             return prompts.batch([rows[i] for i in numbers], [uids[i] for i in numbers], tokenizer, at=self._store.at)
 
         with self.placing():
-            good, batch = self._skipping(rows, read) if self._store.skips else (uids, read(range(len(rows))))
+            batch, errors = self._skipping(rows, read) if self._store.skips else (read(range(len(rows))), {})
         if self.reading.overlong == "drop":
-            self.dropped += len(good) - len(batch.groups())
-        return batch
+            self.dropped += len(rows) - len(errors) - len(batch.groups())
+        return batch, [BadRow(self, rows[i].index, error) for i, error in sorted(errors.items())]
 
-    def _skipping(self, rows: Sequence[Row], read: Callable[[Sequence[int]], Batch]) -> tuple[Sequence[int], Batch]:
-        """The numbers of the rows that can be read, and their batch; the others are counted.
-
-        Raises the DataError of the first row where none can be read.
-        """
+    def _skipping(
+        self, rows: Sequence[Row], read: Callable[[Sequence[int]], Batch]
+    ) -> tuple[Batch, Mapping[int, DataError]]:
+        """The batch of the rows that can be read, and the errors of the others by their numbers."""
         errors = {i: row.error for i, row in enumerate(rows) if row.error is not None}
         good, batch = [i for i in range(len(rows)) if i not in errors], None
         try:
@@ -261,14 +277,9 @@ class Source:
                     read([i])
                 except DataError as error:
                     errors[i] = error
-        if rows and len(errors) == len(rows):
-            raise errors[0]
-        for i, error in errors.items():
-            self._tell(rows[i].index, error)
-        good = [i for i in good if i not in errors]
-        return good, read(good) if batch is None else batch
+        return read([i for i in good if i not in errors]) if batch is None else batch, errors
 
-    def _tell(self, index: int, error: DataError) -> None:
+    def skip(self, index: int, error: DataError) -> None:
         """Count a bad row, and log it the first time."""
         self.skipped += 1
         if index in self._told or len(self._told) >= TOLD:
@@ -358,12 +369,7 @@ class Cursor:
             end = end if store.size is None else min(end, store.size)
             places += self._places(self.index, end, store.size)
             self.index = end
-        if not store.skips:
-            return store.read(places)
-        try:
-            return store.read(places)
-        except DataError:
-            return [_read(store, place) for place in places]
+        return read_each(store, places)
 
     def _same_data(self, rows: int | None) -> None:
         if self._rows is not None and rows != self._rows:
@@ -382,11 +388,3 @@ class Cursor:
         if self._order is None or self._order[0] != self.epoch:
             self._order = (self.epoch, shuffled(size, reading.seed, self.epoch))
         return self._order[1][start:end]
-
-
-def _read(store: Store, place: int) -> Row:
-    """A row, with its error where it cannot be read."""
-    try:
-        return store.read([place])[0]
-    except DataError as error:
-        return Row({}, place, error)

@@ -41,6 +41,16 @@ class Store(Protocol):
     def at(self, index: int) -> At: ...
 
 
+def read_each(store: Store, places: Sequence[int]) -> list[Row]:
+    """Return rows by number. Where the store skips, one that cannot be read is there with its error."""
+    try:
+        return store.read(places)
+    except DataError as error:
+        if not store.skips:
+            raise
+        return [Row({}, places[0], error)] if len(places) == 1 else [read_each(store, [i])[0] for i in places]
+
+
 class Listed:
     """Rows of a list, or of a function that gives them."""
 

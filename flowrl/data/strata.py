@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
@@ -9,9 +10,10 @@ from typing import Any
 from ..errors import At, DataError, near
 from ..graph.script.site import caller
 from .source import Source
-from .stores import Generated, Listed, Row, Store
+from .stores import Generated, Listed, Row, Store, read_each
 from .streamed import Stream
 
+_log = logging.getLogger("flowrl.data")
 _TOGETHER = 1024  # rows that are read at a time while a column is looked through
 
 
@@ -29,11 +31,24 @@ class Column:
             found: dict[str, list[int]] = {}
             size = self.store.size
             assert size is not None, "a source without end has no strata"
+            bad: list[Row] = []
             for first in range(0, size, _TOGETHER):
-                for row in self.store.read(range(first, min(first + _TOGETHER, size))):
-                    found.setdefault(str(row.get(self.name)), []).append(row.index)
+                for row in read_each(self.store, range(first, min(first + _TOGETHER, size))):
+                    if row.error is None:
+                        found.setdefault(str(row.get(self.name)), []).append(row.index)
+                    else:
+                        bad.append(row)
+            if bad:
+                self._tell(bad)
             self._places = found
         return self._places.get(value, [])
+
+    def _tell(self, bad: Sequence[Row]) -> None:
+        first = bad[0].error
+        assert first is not None, "it cannot be read"
+        where, title = first.at or self.store.at(bad[0].index), self.store.title
+        text = "%d rows of %s are in no stratum, as they cannot be read; the first: %s  at   %s"
+        _log.warning(text, len(bad), title, first.what, where)
 
 
 class Stratum:
@@ -105,4 +120,4 @@ def _values(store: Store, by: str, at: At | None) -> list[str]:
             at=at,
             fix='Name them: weights={"easy": 1, "hard": 1}.',
         )
-    return list(dict.fromkeys(str(row.get(by)) for row in rows))
+    return list(dict.fromkeys(str(row.get(by)) for row in rows if isinstance(row, Mapping)))

@@ -66,9 +66,12 @@ class State:
 
 
 class Replied(str):
-    """An observation: the messages that follow an answer, and their texts as one."""
+    """An observation: the messages that follow an answer, and their texts as one. Without text they are there too."""
 
     messages: Sequence[Message]
+
+    def __bool__(self) -> bool:
+        return True
 
     @staticmethod
     def of(messages: Sequence[Message]) -> Replied:
@@ -327,7 +330,7 @@ class Environment(Env):
         return found
 
     async def _grade(self, game: Game, i: int, episode: Episode) -> None:
-        reward, scores = await self._code(game, i, "grade", (episode.state,), lambda returned: returned)
+        reward, scores = await self._code(game, i, "grade", (episode.state,), ends=True)
         episode.give(reward)
         episode.scores = dict(scores)
 
@@ -337,7 +340,7 @@ class Environment(Env):
 
     async def _grade_group(self, game: Game, episodes: Mapping[int, Episode]) -> None:
         first, states = next(iter(episodes)), [episode.state for episode in episodes.values()]
-        given = await self._code(game, first, "group", (states,), lambda returned: returned)
+        given = await self._code(game, first, "group", (states,))
         for hook, values in zip(self._hooks("group_reward"), given, strict=True):
             for episode, value in zip(episodes.values(), values, strict=True):
                 episode.scores[hook.name] = value

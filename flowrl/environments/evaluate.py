@@ -90,14 +90,14 @@ def summary_of(records: Sequence[Record], about: Mapping[str, Any]) -> Record:
 def save_results(folder: Path, records: Sequence[Record], summary: Mapping[str, Any]) -> None:
     """Write ``results.jsonl`` and ``summary.json`` into a folder."""
     save_so_far(folder, records).replace(folder / RESULTS)
-    (folder / SUMMARY).write_text(json.dumps(summary, indent=1) + "\n")
+    (folder / SUMMARY).write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
 
 
 def save_so_far(folder: Path, records: Sequence[Record]) -> Path:
     """Write the records of an evaluation that goes on into a folder, beside the results of an earlier one."""
     folder.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps(record, ensure_ascii=False) for record in records]
-    (folder / SO_FAR).write_text("".join(f"{line}\n" for line in lines))
+    (folder / SO_FAR).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return folder / SO_FAR
 
 
@@ -108,8 +108,8 @@ def read_results(folder: Path) -> tuple[list[Record], Record]:
             what = f"{folder} holds an evaluation that was broken off: {SO_FAR} is what had been played."
             raise UsageError(what, fix="Evaluate again into that folder.")
         raise UsageError(f"{folder} holds no results of an evaluation.", fix="Name the --out of flowrl eval.")
-    lines = (folder / RESULTS).read_text().splitlines()
-    return [json.loads(line) for line in lines], json.loads((folder / SUMMARY).read_text())
+    lines = (folder / RESULTS).read_text(encoding="utf-8").split("\n")  # a text may have other ends of lines in it
+    return [json.loads(line) for line in lines if line], json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
 
 
 def compare(first: Path, second: Path) -> Record:

@@ -8,10 +8,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-_HERMES = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)
-_PYTHON_TAG = "<|python_tag|>"
+_OPENS, _CLOSES, _PYTHON_TAG, _THINKS, _THOUGHT = "<tool_call>", "</tool_call>", "<|python_tag|>", "<think>", "</think>"
 #: What a call begins with, unless it is JSON and nothing else.
-MARKS = ("<tool_call>", _PYTHON_TAG)
+MARKS = (_OPENS, _PYTHON_TAG)
+_MARK, _SPACE = re.compile("|".join(map(re.escape, MARKS))), re.compile(r"\s*")
 
 
 @dataclass(frozen=True)
@@ -24,17 +24,78 @@ class ToolCall:
 
 
 def read_tool_calls(text: str, names: Collection[str] = ()) -> list[ToolCall]:
-    """The calls in a text, in their order; malformed ones have an ``error``.
+    """The calls in a text, in their order; malformed ones have an ``error``. What is thought is no call.
 
     Hermes and Qwen write ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, as often as they like. Llama
     writes ``{"name": ..., "parameters": {...}}`` and nothing else, or several with ``;`` between, also behind
     ``<|python_tag|>``. Such a text is a call only where its name is one of ``names``: an answer may be JSON, too.
     """
-    if "<tool_call>" in text:
-        return [_hermes(match[1], closed=bool(match[2])) for match in _HERMES.finditer(text)]
-    tagged = _PYTHON_TAG in text
-    rest = text.split(_PYTHON_TAG, 1)[1] if tagged else text
-    return _llama(rest.strip().removesuffix("<|eom_id|>").removesuffix("<|eot_id|>").strip(), names, tagged=tagged)
+    return split_calls(text, names)[1]
+
+
+def split_calls(text: str, names: Collection[str] = ()) -> tuple[str, list[ToolCall]]:
+    """The text before the first call, with what was thought; and the calls, as :func:`read_tool_calls` gives them.
+
+    >>> split_calls('<think>A <tool_call>?</think>Now.<tool_call>{"name": "now"}</tool_call>')
+    ('<think>A <tool_call>?</think>Now.', [ToolCall(name='now', arguments={}, error='')])
+    """
+    begin = thought_end(text)
+    if (first := text.find(_OPENS, begin)) >= 0:
+        found = _hermes_calls(text, first)
+        return text[: found[0][0]], [call for _, call in found]
+    tag = text.find(_PYTHON_TAG, begin)
+    rest = text[begin:] if tag < 0 else text[tag + len(_PYTHON_TAG) :]
+    rest = rest.strip().removesuffix("<|eom_id|>").removesuffix("<|eot_id|>").strip()
+    return text[: begin if tag < 0 else tag], _llama(rest, names, tagged=tag >= 0)
+
+
+def thought_end(text: str, *, goes_on: bool = False) -> int:
+    """Where the thoughts of a text end: behind the last ``</think>`` that is in no argument of a call.
+
+    A text may begin with ``<think>``, or within the thought, as the prompt may end so; one that is not closed is all of
+    the text. ``goes_on``: more text may follow, so that what is no call yet may become one.
+    """
+    if text.lstrip()[:1] == "{":  # JSON and nothing else
+        return 0
+    end = at = 0
+    while (closed := text.find(_THOUGHT, at)) >= 0:
+        mark = _MARK.search(text, at, closed)
+        if mark is None:
+            end = at = closed + len(_THOUGHT)
+            continue
+        behind = _json_end(text, mark.end())
+        if behind is None and goes_on and text[mark.end() :].lstrip()[:1] == "{":
+            return closed if text[end:].lstrip().startswith(_THINKS) else end
+        at = mark.end() if behind is None else behind
+    return len(text) if text[end:].lstrip().startswith(_THINKS) else end
+
+
+def _hermes_calls(text: str, at: int) -> list[tuple[int, ToolCall]]:
+    """The calls from the mark at a place on, and where each begins. A mark is spoken of where another one follows it
+    and no object does."""
+    found: list[tuple[int, ToolCall]] = []
+    while at >= 0:
+        begin = at + len(_OPENS)
+        behind = _json_end(text, begin)
+        after = begin if behind is None else behind
+        another, close = text.find(_OPENS, after), text.find(_CLOSES, after)
+        end = min((place for place in (another, close) if place >= 0), default=len(text))
+        if behind is not None or end != another:
+            found.append((at, _hermes(text[begin:end], closed=end == close)))
+        at = text.find(_OPENS, end)
+    return found
+
+
+def _json_end(text: str, at: int) -> int | None:
+    """Where the object ends that a text has at a place, or behind white space there; None where it has none."""
+    space = _SPACE.match(text, at)
+    assert space is not None, "it matches nothing, too"
+    if text[space.end() : space.end() + 1] != "{":
+        return None
+    try:
+        return json.JSONDecoder(parse_constant=_no_constant).raw_decode(text, space.end())[1]
+    except (ValueError, RecursionError):
+        return None
 
 
 def _hermes(body: str, *, closed: bool) -> ToolCall:

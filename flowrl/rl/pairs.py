@@ -92,7 +92,7 @@ def best_of(batch: Batch, *, k: int = 1, of: str = "rewards") -> Batch:
 
 @op(
     owner="rl",
-    reads="prompt_ids, response_ids, response_mask",
+    reads="tokens, response_mask",
     adds="tokens: i32[*token], response_mask: bool[*response]",
     rows="regroup",
     cost="local",
@@ -110,19 +110,19 @@ def mismatched(batch: Batch) -> Batch:
     response. Raises ProgramError where all rows are of one prompt.
 
     Args:
-        batch: reads ``prompt_ids``, ``response_ids`` and ``response_mask``.
+        batch: reads ``tokens`` and ``response_mask``; a prompt is what stands before the response, also where it is
+            that of an agent.
 
     >>> batch = fl.Batch.of(
     ...     2,
-    ...     prompt_ids=fl.Column.of([[1], [2]], "prompt", "i32"),
-    ...     response_ids=fl.Column.of([[8], [9]], "response", "i32"),
+    ...     tokens=fl.Column.of([[1, 8], [2, 9]], "token", "i32"),
     ...     response_mask=fl.Column.of([[True], [True]], "response"),
     ... )
     >>> rl.mismatched(batch).tokens.to_list()
     [[2, 8], [1, 9]]
     """
     from ..batch import Batch, Column
-    from .math.pairs import packed_together
+    from .math.pairs import packed_together, parted
 
     group, order = _by_prompt(batch)
     first: dict[int, int] = {}  # of each prompt, by key, its first row
@@ -135,8 +135,11 @@ def mismatched(batch: Batch) -> Batch:
         )
     prompts = list(first)
     after = dict(zip(prompts, [*prompts[1:], *prompts[:1]], strict=True))
-    prompt = batch.prompt_ids.take([first[after[g]] for g in group.tolist()])
-    response, mask = batch.response_ids, batch.response_mask
-    tokens = packed_together(prompt.values, prompt.lengths, response.values, response.lengths)
-    column = Column.packed(tokens, prompt.lengths + response.lengths, "token")
+    whole, mask = batch.tokens, batch.response_mask
+    before, response = parted(whole.values, whole.lengths, mask.lengths)
+    prompt = Column.packed(before, whole.lengths - mask.lengths, "prompt").take(
+        [first[after[g]] for g in group.tolist()]
+    )
+    tokens = packed_together(prompt.values, prompt.lengths, response, mask.lengths)
+    column = Column.packed(tokens, prompt.lengths + mask.lengths, "token")
     return Batch(batch.keys, {"tokens": column, "response_mask": mask}, batch.call)

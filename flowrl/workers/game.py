@@ -79,8 +79,8 @@ class Game:
         return Episode(None, "", self.prompts[i], self.room, support=support)
 
     def row(self, i: int) -> dict[str, Any]:
-        """Return what a reset is told of a row."""
-        return {name: values[i] for name, values in self.columns.items()}
+        """Return what a reset is told of a row: lists and dicts are its own, which an episode may write to."""
+        return {name: _copied(values[i]) for name, values in self.columns.items()}
 
     def number(self, observation: str) -> int:
         """Return the number of an observation that tells a state from others."""
@@ -145,3 +145,10 @@ class Game:
             together = {name: [each[name] for each in fields] for name in fields[0]}
             versions = versions_of([*ended.values()])  # with what is known of them besides
             self._answers.keep([self.rows.keys[i] for i in ended], {**together, "versions": versions})
+
+
+def _copied(value: Any) -> Any:
+    """A value whose lists and dicts are new ones; what else is in them is the same."""
+    if type(value) is list:
+        return [_copied(each) for each in value]
+    return {name: _copied(each) for name, each in value.items()} if type(value) is dict else value

@@ -265,11 +265,23 @@ class Player(Worker):
         """The function of the environment that is called under a name."""
         return getattr(self, name)
 
-    def _code(self, game: Game, i: int, name: str, args: tuple[Any, ...], take: Callable[[Any], Any]) -> Awaitable[Any]:
-        """What a function of the environment gives for a row. Raises CodeFailed."""
+    def _code(
+        self,
+        game: Game,
+        i: int,
+        name: str,
+        args: tuple[Any, ...],
+        take: Callable[[Any], Any] = lambda returned: returned,
+        *,
+        ends: bool = False,
+    ) -> Awaitable[Any]:
+        """What a function of the environment gives for a row. Raises CodeFailed.
+
+        With ``ends`` the episode has been played, and no seconds of it bound the call.
+        """
         fn, _, is_async = self._known(name)
         row = self._row(game, i, name)
-        call = CodeCall(i, fn, args, row, take, is_async)
+        call = CodeCall(i, fn, args, row, take, is_async, ends)
         if (times := self._notes.count_deaths(row)) >= DEATHS:
             raise CodeFailed(call, Died(times))
         return called(call)

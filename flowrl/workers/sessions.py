@@ -60,8 +60,8 @@ def paused(session: int, seconds: float) -> Generator[Pause, None, None]:
 class Sessions:
     """The sessions of one rollout, by their numbers.
 
-    ``seconds``: what each may take; then :class:`OutOfTime` is raised in it. ``wasted`` is told how many tokens were
-    sampled for a session in vain.
+    ``seconds``: what each may take; then :class:`OutOfTime` is raised in it, where it waits for a call that ``ends`` it
+    not before it asks for something else. ``wasted`` is told how many tokens were sampled for a session in vain.
     """
 
     def __init__(
@@ -75,6 +75,7 @@ class Sessions:
     ) -> None:
         self._policy, self._code, self._now, self._wasted = policy, code, now, wasted
         self._deadline = math.inf if seconds is None else now() + seconds
+        self._ending: set[int] = set()  # sessions that were about to end when time was up
         self._live: dict[int, Coroutine[Any, Any, None]] = {}
         self._wants: dict[int, Any] = {}  # what each live session waits for
         self._asks: list[Ask] = []
@@ -155,11 +156,12 @@ class Sessions:
                 self._resume(session)
 
     def _end_late(self) -> None:
-        """Raise OutOfTime in every session where time is up; what each waits for is forgotten."""
+        """Raise OutOfTime in every session where time is up, and that is not about to end; forget what it waits for."""
         if self._now() < self._deadline:
             return
         self._deadline = math.inf
-        late = list(self._live)
+        self._ending = {session for session in self._live if _is_end(self._wants[session])}
+        late = [session for session in self._live if session not in self._ending]
         asked = {session for session in late if isinstance(self._wants[session], Ask)}
         self._asks = [ask for ask in self._asks if ask.session not in asked]
         for session, tokens in self._policy.forget(asked).items():
@@ -175,6 +177,9 @@ class Sessions:
         coroutine = self._live[session]
         try:
             request = coroutine.send(value) if error is None else coroutine.throw(error)
+            if session in self._ending and not _is_end(request):  # such as another attempt
+                self._ending.discard(session)
+                request = coroutine.throw(OutOfTime())
         except StopIteration:
             del self._live[session]
             self._wants.pop(session, None)
@@ -186,3 +191,8 @@ class Sessions:
             self._calls.append(request)
         else:
             heapq.heappush(self._pauses, (self._now() + request.seconds, session))
+
+
+def _is_end(request: Any) -> bool:
+    """Whether a session has played all that it plays, and waits for what comes of it."""
+    return isinstance(request, CodeCall) and request.ends

@@ -21,7 +21,7 @@ from letters import model_of
 
 import flowrl as fl
 from flowrl import rl
-from flowrl.analysis.gap import _made_longer, diagnose
+from flowrl.analysis.gap import _frozen, _made_longer, diagnose
 from flowrl.backends.hf.engine import HFEngine
 from flowrl.backends.hf.logits import Head
 from flowrl.batch import Column
@@ -415,6 +415,14 @@ def test_a_sound_run_has_no_gap(tmp_path):
     assert (found.program, found.step, found.version, found.rows) == ("small", 3, 3, 12)
     assert found.gap < 1e-5 and found.found is None
     assert found.tokens == sum(len(r["response_ids"]) for r in rows_of(tmp_path / "run", 3))
+
+
+def test_rows_of_an_agent_begin_with_its_own_prompt():
+    line = {"prompt_ids": [7, 8], "prompt": "ab", "tokens": [1, 2, 3, 4, 5], "response_mask": [False, True]}
+    line |= {"versions": [0, 3], "rollout_logprobs": [0.0, -0.5], "temperature": 1.0}
+    frozen = _frozen([line, {**line, "prompt_ids": [1, 2, 3]}], 3, [])
+    assert frozen.prompts == [[1, 2, 3]] * 2 and frozen.responses == [[4, 5]] * 2 and frozen.texts == [None, "ab"]
+    assert frozen.compared.tolist() == [False, True] * 2
 
 
 def rows_of(out, step):

@@ -135,6 +135,37 @@ def test_a_mixture_counts_those_of_its_parts(tmp_path):
     assert len(batch) == 7 and mixed.skipped == one.skipped == 1 and two.skipped == 0
 
 
+def test_a_part_of_a_mixture_may_have_bad_rows_alone_in_a_step(tmp_path, caplog):
+    """Also where it is a part of a part; where no part has a row the first error is told, and nothing is skipped."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text("{\n" + f"{GOOD}\n")
+    math = data.rows([{"prompt": "x", "answer": "y"}], batch=1)
+    code = data.jsonl(path, batch=1, shuffle=False, on_bad="skip")
+    for part in (code, data.mix({"code": code}, batch=1, column=None)):
+        mixed = data.mix({"math": math, "code": part}, weights={"math": 7, "code": 1}, batch=8, exact=True)
+        cursor, before = mixed.cursor(), code.skipped
+        assert len(mixed.to_batch(cursor.draw(), 0, make_tokenizer())) == 7 and mixed.skipped == before + 1
+        assert mixed.to_batch(cursor.draw(), 8, make_tokenizer()).source.to_list().count("code") == 1
+    assert caplog.text.count("A line is no JSON") == 1
+    alone = data.mix({"code": data.jsonl(path, batch=1, shuffle=False, on_bad="skip")}, batch=1)
+    with pytest.raises(DataError, match="A line is no JSON") as error:
+        alone.to_batch(alone.cursor().draw(), 0, make_tokenizer())
+    assert "rows.jsonl:1" in str(error.value) and alone.skipped == 0
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "rows"])
+def test_rows_that_cannot_be_read_are_in_no_stratum(kind, tmp_path, caplog):
+    good, path = [json.loads(GOOD) | {"level": level} for level in "aabb"], tmp_path / "rows.jsonl"
+    path.write_text("\n".join(["{", *map(json.dumps, good), '{"prompt": 7, "level": "b"}']))
+    source = data.jsonl(path, batch=99, on_bad="skip")
+    if kind == "rows":
+        source = data.rows(["no object", *good, {"prompt": 7, "level": "b"}], batch=99, on_bad="skip")
+    strata = data.stratified(source, by="level", weights={"a": 1, "b": 1} if kind == "jsonl" else None, batch=10)
+    batch = strata.to_batch(strata.cursor().draw(), 0, make_tokenizer())
+    assert batch.level.to_list().count("a") == 5 and strata.skipped == 10 - len(batch) in (1, 2)
+    assert caplog.text.count("1 rows of") == 1 and "are in no stratum" in caplog.text
+
+
 def test_preferences_and_long_prompts_beside_bad_rows():
     rows = [{"prompt": "a" * n, "good": "x", "worse": "y" if n != 3 else None} for n in (1, 3, 40, 2)]
     how = {"response": "good", "rejected": "worse", "max_prompt_tokens": 20, "overlong": "drop", "on_bad": "skip"}

@@ -95,6 +95,28 @@ def test_the_episodes_of_a_task_share_a_seed_and_have_one_of_their_own():
     assert seeds("shared", rows=rows) == [7.0] * 4, "a column of the data comes first"
 
 
+def test_an_episode_has_the_lists_and_dicts_of_its_row_to_itself():
+    """Each episode of the group empties them, and fails once: it sees them whole all the same."""
+    failed: set[tuple[str, int]] = set()
+
+    class Takes(Talk):
+        def setup(self, state):
+            assert (state.row["items"], state.row["db"]) == ([1, 2], {"users": [{"name": "a"}]})
+
+        def respond(self, state):
+            state.row["items"].pop()
+            state.row["db"]["users"][0]["name"] += "b"
+            if (attempt := (state.row["answer"], state.seed)) not in failed:
+                failed.add(attempt)
+                raise OSError("down")
+            return "c"
+
+    rows = [{"prompt": "ab", "answer": str(i), "items": [1, 2], "db": {"users": [{"name": "a"}]}} for i in range(2)]
+    found = played(Takes(), rows, n=3, turns=2, retries=1, backoff=0)
+    assert len(failed) == 6 and found["items"].to_list() == [[1, 2]] * 6
+    assert found["db"].to_list() == [{"users": [{"name": "a"}]}] * 6 and rows[0]["db"] == {"users": [{"name": "a"}]}
+
+
 def test_equal_short_replies_are_encoded_once_and_long_ones_each_time(monkeypatch):
     from flowrl.environments import environment
 
@@ -507,9 +529,14 @@ class Chat(Environment):
         return "why?"
 
 
-def chatted(template, env=None, **how):
-    tokenizer = chat_tokenizer(template)
-    engine = fl.testing.FakeEngine(vocab=len(tokenizer), stop=(1,), tokenizer=tokenizer)
+def chatted(template, env=None, *, says="", **how):
+    """Episodes of a chat; ``says`` is the text of each answer, else it is drawn."""
+    tokenizer, table = chat_tokenizer(template), None
+    if says:
+        tokenizer.add_tokens([says])
+        table = torch.zeros(len(tokenizer), len(tokenizer)).index_fill_(1, torch.tensor(len(tokenizer) - 1), 100.0)
+        table[-1] = torch.zeros(len(tokenizer)).index_fill_(0, torch.tensor(1), 100.0)
+    engine = fl.testing.FakeEngine(vocab=len(tokenizer), table=table, stop=(1,), tokenizer=tokenizer)
     actor = fl.open(fl.Actor(model_of(), max_tokens=6), name="actor", engine=engine)
     source = (env or Chat()).source(batch=4, shuffle=False)
     batch = source.to_batch(source.cursor().draw(), 0, tokenizer).with_call(CallInfo(seed=1, op="chat.rollout"))
@@ -533,6 +560,35 @@ def test_a_turn_goes_on_from_the_tokens_of_the_one_before(template):
         assert "<|im_end|><|im_end|>" not in text.replace(" ", "")
         between = [tokenizer.decode([i for i, n in zip(ids, numbers, strict=True) if n < 0])]
         assert between[0].replace("<|im_end|>", "").count("<|im_start|>assistant\n") == 3
+
+
+def look() -> str:
+    """Look around: there is nothing."""
+    return ""
+
+
+class Looks(Environment):
+    rows = Asked.rows
+    tools = (look,)
+
+
+class Silent(Environment):
+    rows = Asked.rows
+
+    def respond(self, state):
+        return ""
+
+
+@pytest.mark.parametrize(("env", "role"), [(Looks, "tool"), (Silent, "user")])
+def test_what_has_no_text_is_a_turn_all_the_same(env, role):
+    says = call("look")
+    found, tokenizer = chatted(CHATML, env(), says=says)
+    assert set(found.turns.to_list()) == {3}
+    for ids in found.response_ids.to_list():
+        text = tokenizer.decode(ids).removeprefix(f"{says}<|im_end|>")
+        assert text.startswith(f"\n<|im_start|>{role}\n<|im_end|>\n<|im_start|>assistant\n{says}<|im_end|>")
+    plain = played(type("Mute", (Talk,), {"respond": lambda self, state: ""})())
+    assert all(mask == [True] * len(mask) for mask in plain.response_mask.to_list()), "without a template it is nothing"
 
 
 def test_an_end_that_was_sampled_is_not_written_again():

@@ -108,6 +108,14 @@ def test_a_summary_of_nothing_has_no_mean(tmp_path):
     assert read_results(tmp_path)[0] == []
 
 
+@pytest.mark.parametrize("end", ["\u2028", "\u2029", "\x85", "\x0b", "\x1c"])
+def test_what_ends_a_line_in_a_text_ends_no_line_of_the_file(end, tmp_path):
+    record = {"task": 0, "sample": 0, "prompt": f"a{end}b", "response": f"{end}", "reward": 1.0, "scores": {}}
+    record |= {"outcome": "finished", "turns": 1, "sampled_tokens": 2}
+    save_results(tmp_path, [record, record], summary_of([record, record], {}))
+    assert read_results(tmp_path)[0] == [record, record] and compare(tmp_path, tmp_path)["difference"] == 0
+
+
 def test_tasks_of_a_file(folder):
     file = folder / "tasks.jsonl"
     file.write_text("".join(json.dumps({"prompt": "ba", "number": i}) + "\n" for i in range(3)))

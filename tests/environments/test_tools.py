@@ -173,6 +173,16 @@ LLAMA = BODY.replace("arguments", "parameters")
         (f"<tool_call>\n{BODY}\n</tool_call>", [GOOD]),
         (f"I think.<tool_call>{BODY}</tool_call> and <tool_call>{BODY}</tool_call>", [GOOD, GOOD]),
         (f"<think>{{</think><tool_call>{BODY}</tool_call>", [GOOD]),
+        (f"<think>I use <tool_call> to add.</think>\n<tool_call>\n{BODY}\n</tool_call>", [GOOD]),
+        (f"I use <tool_call> to add.</think>\n<tool_call>\n{BODY}\n</tool_call>", [GOOD]),
+        (f"I use <tool_call> to add: <tool_call>{BODY}</tool_call>", [GOOD]),
+        (f"<think>maybe <tool_call>{BODY}</tool_call>? no.</think>\nDone.", []),
+        (f"maybe <tool_call>{BODY}</tool_call> or {LLAMA}? no.</think>\nDone.", []),
+        (f"<think>maybe <tool_call>{BODY}</tool_call>, but", []),
+        ("<think>maybe <tool_call> or <|python_tag|>?</think>Done.", []),
+        (f"<think>a</think>\n<tool_call>{BODY}</tool_call><think>b</think><tool_call>{BODY}</tool_call>", [GOOD]),
+        (f"<think>a</think>\n{LLAMA}", [GOOD]),
+        (f"<think>a</think>\n<|python_tag|>{LLAMA}", [GOOD]),
         (LLAMA, [GOOD]),
         (f"  {LLAMA}<|eot_id|>", [GOOD]),
         (f"<|python_tag|>{LLAMA}<|eom_id|>", [GOOD]),
@@ -205,6 +215,9 @@ def test_calls_are_read_in_the_formats_of_hermes_and_llama(text, calls):
         ('<tool_call>{"name": "add", "arguments": {"a": NaN}}</tool_call>', "NaN is no JSON"),
         ('<tool_call>{"name": "add", "arguments": "a=1"}</tool_call>', "a text that is no JSON"),
         (f"<tool_call>{'[' * 100_000}</tool_call>", "no JSON"),
+        (f"<tool_call>{BODY}<tool_call>[1]</tool_call>", "no object"),
+        (f"<tool_call>{BODY}<tool_call>{BODY}", "no </tool_call>"),
+        (f"<think>a</think><tool_call>{BODY} and so on</tool_call>", "no JSON"),
         ("<|python_tag|>print(1)", "there is no JSON"),
         (f"<|python_tag|>{LLAMA}; {{", "no JSON"),
     ],
@@ -214,6 +227,7 @@ def test_a_malformed_call_says_what_is_wrong_with_it(text, said):
 
 
 def test_what_a_call_has_is_what_json_says():
-    for value in (1, 2.5, "x;y", None, [1, {"a": []}], "</tool", 'a"b'):
+    marks = ("</think>", "<tool_call>", "</tool_call>", "<think>")
+    for value in (1, 2.5, "x;y", None, [1, {"a": []}], "</tool", 'a"b', *marks):
         text = f"<tool_call>{json.dumps({'name': 'f', 'arguments': {'value': value}})}</tool_call>"
         assert read_tool_calls(text) == [ToolCall("f", {"value": value})]

@@ -115,6 +115,7 @@ def texts(seed, *, prompts=4):
         keys,
         prompt_ids=Column.of([asked[key[0]] for key in keys], dim="prompt", dtype="i32"),
         response_ids=Column.of(said, dim="response", dtype="i32"),
+        tokens=Column.of([asked[key[0]] + row for key, row in zip(keys, said, strict=True)], dim="token", dtype="i32"),
         response_mask=Column.of([[t % 3 > 0 for t in row] for row in said], dim="response", dtype="bool"),
         rewards=torch.zeros(len(keys)),
     )
@@ -135,6 +136,18 @@ def test_mismatched_rows_have_the_prompt_of_the_next_prompt(seed):
     assert found.response_mask.equal(batch.response_mask)
     turned = mismatched(batch.take(list(range(len(batch)))[::-1])).sort()
     assert turned.tokens.equal(found.sort().tokens)
+
+
+def test_a_prompt_is_what_stands_before_the_response_though_the_data_has_another():
+    """As in rows of agents, which write their prompts themselves: each row has its own, and the first one counts."""
+    batch = Batch.of(
+        [(0, 0), (0, 1), (1, 0)],
+        prompt_ids=Column.of([[9], [9], [9]], dim="prompt", dtype="i32"),
+        tokens=Column.of([[1, 2, 5], [3, 6, 6], [4]], dim="token", dtype="i32"),
+        response_ids=Column.of([[5], [6, 6], []], dim="response", dtype="i32"),
+        response_mask=Column.of([[True], [True, True], []], dim="response", dtype="bool"),
+    )
+    assert mismatched(batch).tokens.to_list() == [[4, 5], [4, 6, 6], [1, 2]]
 
 
 def test_one_prompt_has_no_other():

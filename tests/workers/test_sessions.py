@@ -18,6 +18,7 @@ from policy_ranks import Walk
 import flowrl as fl
 from flowrl import rl
 from flowrl.batch import CallInfo
+from flowrl.environments import Environment, reward
 from flowrl.errors import CheckError, FlowError, ProgramError, RewardError, RunError
 from flowrl.testing import FakeEngine
 from flowrl.workers.decode_slots import DecodeSlots, counted_in
@@ -281,6 +282,43 @@ def test_an_episode_has_so_many_seconds_at_most(plain, where):
         assert ids == more[: len(ids)] and found.finish_reason[i] == "time"
         assert found.rewards.to_list()[i] == found.turns.to_list()[i] == len(found.turn_states[i])
     assert not math.isnan(sum(found.rewards.to_list()))
+
+
+@pytest.mark.filterwarnings("ignore:game.rollout failed")
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_episode_that_is_being_graded_when_time_is_up_has_its_grade(fails):
+    """Row 0 is graded meanwhile, and row 1 is within a step; an episode whose grade fails then is not played anew.
+
+    Row 2 is there to end a step, so that the time is looked at.
+    """
+    clock, grades = Clock(), Counter()
+    time_is_up, another_is_late, release = threading.Event(), threading.Event(), threading.Event()
+
+    class Graded(Environment):
+        def respond(self, state):
+            if state.row["number"] > 0:
+                (release if state.row["number"] == 1 else time_is_up).wait(60)
+
+        @reward()
+        def right(self, state, number):
+            grades[number] += 1
+            if number == 0:
+                clock.now += 100
+                time_is_up.set()
+                another_is_late.wait(60)
+                if fails:
+                    raise ValueError("no grade")
+            elif number == 1:
+                another_is_late.set()
+            return number + 1
+
+    env = fl.open(Graded(), name="game")
+    env._now = clock
+    found = env.rollout(rows(3), policy=player(), seconds=50, on_error="mark", retries=2, spare=2)
+    release.set()
+    assert found.outcome.to_list()[:2] == ["grader_failure" if fails else "finished", "truncated_wall"]
+    assert grades == {0: 1, 1: 1, 2: 1} and found.rewards.to_list()[1:] == [2.0, 3.0]
+    assert "no grade" in found.failed_why[0] if fails else found.rewards.to_list()[0] == 1.0
 
 
 def boom(error):

@@ -102,7 +102,7 @@ class NeMoGymEnvironment(PackageRollouts):
         """The prompt and the text of each row. Raises DataError."""
         path = Path(self.data)
         try:
-            lines = path.read_text().splitlines()
+            lines = path.read_text(encoding="utf-8").split("\n")  # a text may have other ends of lines in it
         except (OSError, UnicodeDecodeError) as error:
             fix = "Write data=, a file of NeMo Gym with a JSON object in each line."
             raise DataError(f"{type(self).__name__}: {str(path)!r} cannot be read: {error}", fix=fix) from error

@@ -38,7 +38,7 @@ class PackageRollouts(AgentEnvironment, metaclass=ABCMeta):
         over = bool(episode.outcome)
         if not over:
             play.task.session.close("the episode of this session is over")
-            ended = await self._code(game, i, "agent", (play,), lambda returned: returned)
+            ended = await self._code(game, i, "agent", (play,), ends=True)
             assert isinstance(ended, Ended), "a closed session hands over no call"
             play.state.result = ended.result
         if (failed := self._failure(play.state.result, cut=not over)) is not None:

@@ -114,7 +114,7 @@ class VerifiersEnvironment(VerifiersRollouts):
         await super()._grade_group(game, episodes)
         if self._scores_groups:
             states = [episode.state.result for episode in episodes.values()]
-            await self._code(game, next(iter(episodes)), "score_group", (states,), lambda returned: returned)
+            await self._code(game, next(iter(episodes)), "score_group", (states,))
             for episode, state in zip(episodes.values(), states, strict=True):
                 episode.give(_take_score(state, episode.scores))
 

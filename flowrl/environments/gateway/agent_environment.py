@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +20,7 @@ from ...workers.user_code.rows_in_progress import named_row
 from ..chat import ids_behind
 from ..environment import Environment, Message, State
 from ..opened_once import opened_once
-from ..tool_calls import MARKS, read_tool_calls
+from ..tool_calls import split_calls
 from .agents import Task, run_program, start_agent
 from .call_tree import Call, CallTree
 from .requests import Refused, Reply, Request
@@ -133,9 +134,8 @@ class AgentEnvironment(Environment):
         """Nothing: no agent is run again for an episode that was played before."""
 
     async def _episode(self, game: Game, i: int, episode: Episode) -> None:
-        row = {name: values[i] for name, values in game.columns.items()}
-        given = (row, game.own_seeds[i], game.tokenizer)
-        play: _Play = await self._code(game, i, "begin", given, lambda returned: returned)
+        given = (game.row(i), game.own_seeds[i], game.tokenizer)
+        play: _Play = await self._code(game, i, "begin", given)
         episode.state, episode.begun = play.state, True
         try:
             await self._calls(game, i, episode, play)
@@ -147,7 +147,7 @@ class AgentEnvironment(Environment):
         """Answer the agent's calls until it ends, or a limit is reached."""
         limits = game.limits
         while True:
-            call = await self._code(game, i, "agent", (play,), lambda returned: returned)
+            call = await self._code(game, i, "agent", (play,))
             if isinstance(call, Ended):
                 play.state.result = call.result  # type: ignore[attr-defined]
                 episode.outcome = "done"
@@ -224,9 +224,9 @@ class AgentEnvironment(Environment):
     ) -> None:
         """Note what was sampled in the tree, and hand it to the agent."""
         request, tokenizer = call.request, game.tokenizer
-        kept, said, stopped = _until(answer, request.stop, tokenizer)
+        kept, said, stopped_by = _until(answer, request.stop, tokenizer)
         content, tool_calls = _read(said, request)
-        reason = "tool_calls" if tool_calls else "stop" if stopped else "length"
+        reason = "tool_calls" if tool_calls else "stop" if kept.stopped else "length"
         parent, before = place
         assert call.begun is not None, "it was sampled for"
         tokens = [tokenizer.decode([token]) for token in kept.ids] if request.logprobs else []
@@ -238,6 +238,7 @@ class AgentEnvironment(Environment):
             call.begun.prompt_tokens,
             len(kept.ids),
             list(zip(tokens, kept.sampling_logprobs, strict=False)),
+            stopped_by,
         )
         made = play.tree.add(parent, before, kept, [*request.messages, reply.message], request.tools)
         made.wasted = len(answer.ids) - len(kept.ids)
@@ -279,25 +280,27 @@ def _lay(chain: Sequence[Call], episode: Episode, trained: set[Call]) -> None:
         episode.turn_rewards.append(0.0)
 
 
-def _until(answer: Answer, stops: Sequence[str], tokenizer: Any) -> tuple[Answer, str, bool]:
-    """An answer up to the token that completes a text that stops; its text before that; whether it has stopped."""
-    said = answer.text(tokenizer)
-    if not any(stop in said for stop in stops):
-        return answer, said, answer.stopped
-    count = 1
-    while not any(stop in (said := answer.text(tokenizer, count)) for stop in stops):
-        count += 1
-    before = said[: min(said.index(stop) for stop in stops if stop in said)]
-    return answer.until(count), before, True
+def _until(answer: Answer, stops: Sequence[str], tokenizer: Any) -> tuple[Answer, str, str]:
+    """An answer up to the token that completes a text that stops; its text before that; and which one that is."""
+
+    def has_stopped(count: int) -> bool:
+        said = answer.text(tokenizer, count)
+        return any(stop in said for stop in stops)
+
+    if not stops or not has_stopped(most := len(answer.ids)):
+        return answer, answer.text(tokenizer), ""
+    count = 1 + bisect_left(range(1, most), True, key=has_stopped)
+    said = answer.text(tokenizer, count)
+    at, stopped_by = min((said.index(stop), stop) for stop in stops if stop in said)
+    return answer.until(count), said[:at], stopped_by
 
 
 def _read(said: str, request: Request) -> tuple[str, list[dict[str, Any]]]:
     """The text of an answer and its calls of tools; malformed calls are text."""
     names = [tool["function"]["name"] for tool in request.tools]
-    calls = read_tool_calls(said, names) if names else []
+    before, calls = split_calls(said, names) if names else (said, [])
     if not calls or any(call.error or not isinstance(call.arguments, dict) for call in calls):
         return said, []
-    at = min((said.index(mark) for mark in MARKS if mark in said), default=0)
-    return said[:at].rstrip(), [
+    return before.rstrip(), [
         {"id": f"call_{secrets.token_hex(8)}", "name": call.name, "arguments": call.arguments} for call in calls
     ]

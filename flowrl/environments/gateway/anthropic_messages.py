@@ -130,6 +130,8 @@ def _head(id: str, request: Request) -> dict[str, Any]:
 
 
 def _end(reply: Reply) -> dict[str, Any]:
+    if reply.reason == "stop" and reply.stopped_by:
+        return {"stop_reason": "stop_sequence", "stop_sequence": reply.stopped_by}
     return {"stop_reason": _REASONS[reply.reason], "stop_sequence": None}
 
 

@@ -28,8 +28,10 @@ class Call:
     @property
     def chain(self) -> list[Call]:
         """The calls from the first one to this one."""
-        before: list[Call] = [] if self.parent is None else self.parent.chain
-        return [*before, self]
+        found: list[Call] = [self]
+        while (parent := found[-1].parent) is not None:
+            found.append(parent)
+        return found[::-1]
 
     @property
     def ids(self) -> list[int]:

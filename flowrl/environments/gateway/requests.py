@@ -37,7 +37,10 @@ class Request:
 
 @dataclass(frozen=True)
 class Reply:
-    """An answer: ``Reply("call-1", "2", (), "stop", 12, 1)``; ``reason`` is ``stop``, ``length`` or ``tool_calls``."""
+    """An answer: ``Reply("call-1", "2", (), "stop", 12, 1)``; ``reason`` is ``stop``, ``length`` or ``tool_calls``.
+
+    ``stopped_by`` is the text of the request that has stopped it, if one has.
+    """
 
     id: str
     content: str
@@ -46,6 +49,7 @@ class Reply:
     prompt_tokens: int
     sampled_tokens: int
     logprobs: Sequence[tuple[str, float]] = field(default=())
+    stopped_by: str = ""
 
     @property
     def message(self) -> dict[str, Any]:

@@ -37,6 +37,14 @@ def extremes(numbers: Tensor, group: Tensor, order: Tensor, usable: Tensor) -> t
     return high & ~low, low & ~high
 
 
+def parted(values: Tensor, lengths: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
+    """A packed ragged column as two: the last ``ends`` of each row, and what stands before them."""
+    starts = (lengths.cumsum(0) - ends).to(values.device)
+    row = row_of(lengths, len(values), values.device)
+    behind = torch.arange(len(values), device=values.device) >= starts[row]
+    return values[~behind], values[behind]
+
+
 def packed_together(first: Tensor, first_lengths: Tensor, second: Tensor, second_lengths: Tensor) -> Tensor:
     """Two packed ragged columns, row by row one behind the other: [total]."""
     out = first.new_empty(len(first) + len(second))

@@ -51,6 +51,14 @@ def row_tokens(rows: Any, name: str) -> list[int]:
     return [] if rows[name].lengths is None else rows[name].lengths.tolist()
 
 
+def prompt_tokens(rows: Any) -> list[int]:
+    """Tokens before the response of each row, which an agent may have written; empty as of :func:`row_tokens`."""
+    whole, responses = row_tokens(rows, "tokens"), row_tokens(rows, "response_ids")
+    if not whole or len(whole) != len(responses):
+        return row_tokens(rows, "prompt_ids")
+    return [tokens - response for tokens, response in zip(whole, responses, strict=True)]
+
+
 def rows_cut_off(rows: Any) -> int | None:
     """How many rows are not finished; None where the rows do not say."""
     if isinstance(rows, RemoteBatch):

@@ -41,7 +41,8 @@ class CodeCall:
     """A call of user code for a session: ``CodeCall(7, step, (state, "up"), row)``.
 
     ``take`` reads what it returned, and raises where that is wrong. ``outcome`` is what it gave, or its exception, once
-    it has ended.
+    it has ended. One that ``ends`` a session is not given up because the session's time is up: what was played would
+    have no grade.
     """
 
     session: int
@@ -50,6 +51,7 @@ class CodeCall:
     row: Row
     take: Callable[[Any], Any] = lambda returned: returned
     is_async: bool = False
+    ends: bool = False
     began: float = math.inf
     looks: float = 0.0  # at which it was there, or those of its loop before it was
     has_begun: bool = False  # its code, of an async one

@@ -307,6 +307,13 @@ class TestRefused:
         with served(GOOD) as (url, _), pytest.raises(DataError, match="cannot be read"):
             list(NeMoGymEnvironment(url, data=tmp_path / "no.jsonl").rows())
 
+    @pytest.mark.parametrize("end", ["\u2028", "\u2029", "\x85"])
+    def test_what_ends_a_line_in_a_text_ends_no_row(self, data, end):
+        with served(GOOD) as (url, _):
+            line = json.dumps({"responses_create_params": {"input": f"a{end}b"}}, ensure_ascii=False)
+            first, second = NeMoGymEnvironment(url, data=data(line, line)).rows()
+        assert first["prompt"] == second["prompt"] == [{"role": "user", "content": f"a{end}b"}]
+
     def test_as_many_tasks_as_are_asked_for(self, data):
         with served(GOOD) as (url, _):
             env = NeMoGymEnvironment(url, data=data(row(), "", row(), row()), tasks=2)

@@ -402,6 +402,22 @@ def test_stops_cut_an_answer_at_a_token():
     assert not {4, 5} & set(ids[:-1])  # c and d end an answer
 
 
+def test_a_text_that_stops_is_named_to_a_client_of_anthropic():
+    class Stops(Talks):
+        def agent(self, task):
+            asked = {"max_tokens": 4, "stop_sequences": ["c", "d"]}
+            asked = [{**asked, "messages": [{"role": "user", "content": "ab" * i}]} for i in range(1, 12)]
+            found = [post(task, "/v1/messages", each) for each in asked]
+            return [(each["stop_reason"], each["stop_sequence"]) for each in found]
+
+        @reward()
+        def length(self, state):
+            assert set(state.result) >= {("stop_sequence", "c"), ("stop_sequence", "d")}
+            return float({stop for reason, stop in state.result if reason != "stop_sequence"} <= {None})
+
+    assert play(Stops(), rows=1, turns=11).rewards.to_list() == [1.0]
+
+
 def test_an_agent_is_declared_with_what_it_runs():
     class Nothing(AgentEnvironment):
         def rows(self):

@@ -18,7 +18,7 @@ from ....workers.decode_slots import DecodeSlots
 from ....workers.engine import Published
 from ....workers.environment_waits import EnvironmentWaits
 from ...executor import PendingCall
-from ...storage.traffic import bytes_made, bytes_read, row_tokens, rows_cut_off
+from ...storage.traffic import bytes_made, bytes_read, prompt_tokens, row_tokens, rows_cut_off
 from ...values.call import Call
 from ...values.episode_counts import EpisodeCounts, count_episodes, failed_episodes
 from ...values.remote_batch import RemoteBatch, RemoteColumn
@@ -112,7 +112,7 @@ class StepNotes:
                     step.episodes.setdefault(node, EpisodeCounts()).add(episodes)
                 lengths = row_tokens(result, "response_ids")
                 step.lengths.setdefault(name, []).extend(lengths)
-                step.traffic.prompts += row_tokens(result, "prompt_ids")
+                step.traffic.prompts += prompt_tokens(result)
                 step.traffic.responses += lengths
                 step.traffic.sources += [(node, key[0]) for key in result.keys] if lengths else []
 
@@ -205,7 +205,7 @@ def _sampled(op: Op, result: Any) -> dict[str, int]:
     token came after; nothing of another call."""
     if not op.asks:
         return {}
-    prompts, responses = row_tokens(result, "prompt_ids"), row_tokens(result, "response_ids")
+    prompts, responses = prompt_tokens(result), row_tokens(result, "response_ids")
     if not responses or len(prompts) != len(responses):
         return {}
     context = sum(n * p + n * (n - 1) // 2 for p, n in zip(prompts, responses, strict=True))
