@@ -4,12 +4,46 @@ from __future__ import annotations
 
 import math
 import re
-from fractions import Fraction
+import unicodedata
 
 _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
+_WHOLE = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)"
+_DECIMAL = rf"(?:(?:{_WHOLE}(?:\.\d*)?|(?<![\w.])\.\d+)(?:[eE][-+]?\d+)?)"
+#: A sign belongs to a number where nothing before it makes it a range or a difference, and no line makes it a bullet.
+_SIGN = r"(?<![\w)%°-])(?<!\d\$)(?:[-+]|(?<![\w)%°$-] )(?<!\n)(?<!\n )[-+] )\$?\(?"
 _NUMBER = re.compile(
-    r"[-+]?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?(?:\s*/\s*\d+(?![\d.]))?\s*%?"
+    rf"(?P<sign>{_SIGN})?(?:(?P<whole>{_WHOLE}) (?=\d+ ?/ ?\d))?(?P<above>{_DECIMAL})(?: ?/ ?(?P<below>-?{_DECIMAL}))?"
+    r"(?P<percent> ?%)?"
 )
+_LATEX_NUMBER = rf"(?:\{{ ?(-?{_DECIMAL}) ?\}}|(\d))"
+_RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-")
+#: What is written otherwise in Unicode or LaTeX, and how it is written plainly, in this order.
+_PLAINLY = [
+    (re.compile(pattern), plainly)
+    for pattern, plainly in (
+        ("[−–]", "-"),
+        ("[¼-¾⅐-⅞]", lambda found: " " + unicodedata.normalize("NFKC", found[0])),
+        ("[⁄∕]", "/"),
+        ("[⁰¹²³⁴-⁹⁺⁻]+", lambda found: "^" + found[0].translate(_RAISED)),
+        (r"\\([%$])", r"\1"),
+        (r"\\(?:left|right)\b", ""),
+        (r"\\!|\{,\}|(?<=\d)(?:\\,|[\u2009\u202f])(?=\d)", ""),  # between thousands
+        (r"(?:\\[,;: ]|~|[^\S\n])+", " "),
+        (r" ?\^ ?\{? ?(?:\\circ|(?:\\(?:text|mathrm)\{)?(?:st|nd|rd|th))\b ?\}{0,2}", ""),  # of degrees and ordinals
+        (r"([^\W\d_] ?\}?) ?\^ ?(?:\{[^{}]*\}|[-+]?\w+)", r"\1"),  # of units
+        (
+            rf"(?<![\d.,/])(?<!/ )({_DECIMAL}) ?(?:\\times|\\cdot|[×·*x]) ?10 ?(?:\^|\*\*) ?"
+            r"(?:\{ ?([-+]?\d+) ?\}|([-+]?\d+))",
+            r"\1e\2\3",
+        ),
+        (r"(?<=\d) ?(?=\\[cdt]?frac)", " "),  # of mixed numbers
+        (rf"\\[cdt]?frac ?{_LATEX_NUMBER} ?{_LATEX_NUMBER}", r"\1\2/\3\4"),
+    )
+]
+#: What makes a number a part of what is not read: a power, a root, a multiple of pi, a fraction of something else.
+_BEFORE = re.compile(r"(?:(?:\^|[\d)]\*\*|√|\\sqrt(?: ?\[\w*\])?|/)[ {(]*[-+]?|\\[cdt]?frac ?\{? ?|\} ?\{ ?)$")
+_PARTS = {"whole": "0", "above": "0", "below": "1"}  # of a number, and what they are where they are not written
+_BEHIND = re.compile(r"[ })]*(?:\^|√|\\sqrt|\\pi|π)")
 _LETTER = re.compile(r"(?<![A-Za-z0-9'])\(?([A-Z])\)?(?![A-Za-z0-9'])")
 _LONGEST = 10_000  # characters of a response that are looked through, from its end
 
@@ -58,8 +92,8 @@ def exact(response: str, answer: str, *, ignore_case: bool = False) -> float:
 def numeric(response: str, answer: str | float, *, relative: float = 1e-6, absolute: float = 0.0) -> float:
     """1 where the last number of a response's answer is the one that is expected, else 0.
 
-    ``1,234.5``, ``6e-3``, ``3/4`` and ``75%`` are numbers. They may differ by ``relative`` of the larger one, or by
-    ``absolute``. Raises ValueError where what is expected is no number.
+    ``1,234.5``, ``6e-3``, ``3/4``, ``2 1/2`` and ``75%`` are numbers, also in LaTeX. They may differ by ``relative`` of
+    the larger one, or by ``absolute``. Raises ValueError where what is expected is no number.
 
     >>> fl.environments.verify.numeric("That makes 3/4 of it.", "0.75")
     1.0
@@ -74,18 +108,25 @@ def numeric(response: str, answer: str | float, *, relative: float = 1e-6, absol
 
 
 def number_in(text: str) -> float | None:
-    """The last number in a text; None without one."""
-    found = _NUMBER.findall(text[-_LONGEST:])
-    if not found:
+    """The last number in a text; None without one, or where it is a part of what is not read, such as a root."""
+    text = text[-_LONGEST:]
+    for pattern, plainly in _PLAINLY:
+        text = pattern.sub(plainly, text)
+    *_, found = (None, *_NUMBER.finditer(text))
+    if found is None or _BEFORE.search(text[: found.start()][-40:]) or _BEHIND.match(text, found.end()):
         return None
-    written = found[-1].replace(",", "").replace(" ", "")
-    percent = written.endswith("%")
-    above, _, below = written.rstrip("%").partition("/")
+    whole, above, below = (float((found[name] or empty).replace(",", "")) for name, empty in _PARTS.items())
     try:
-        value = float(Fraction(above) / Fraction(below or "1")) if "e" not in above.lower() else float(above)
-    except (ZeroDivisionError, OverflowError, ValueError):
+        value = above / below
+    except ZeroDivisionError:
         return None
-    return (value / 100 if percent else value) if math.isfinite(value) else None
+    if above < below:
+        value += whole  # a mixed number
+    if found["percent"]:
+        value /= 100
+    if (found["sign"] or "").startswith("-"):
+        value = -value
+    return value if math.isfinite(value) else None
 
 
 def choice(response: str, answer: str) -> float:

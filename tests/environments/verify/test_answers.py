@@ -3,6 +3,7 @@
 import pytest
 
 from flowrl.environments import verify
+from flowrl.environments.verify.answers import number_in
 
 
 @pytest.mark.parametrize(
@@ -41,10 +42,95 @@ def test_texts_are_compared_without_their_white_space():
         ("0.3000000001", "0.3", 1),
         ("0.31", "0.3", 0),
         (".5", "1/2", 1),
+        ("It is 3/4.", "3/4", 1),
+        ("It is 3/4.", "4", 0),
+        ("#### 3/4.", "3/4", 1),
+        (r"\boxed{75\%}", "75%", 1),
+        (r"\boxed{1{,}234}", "1234", 1),
+        (r"\boxed{1{,}234}", "234", 0),
+        ("−5", "-5", 1),
+        ("−5", "5", 0),
+        (r"\boxed{- 5}", "-5", 1),
+        (r"\boxed{\frac{3}{4}}", "3/4", 1),
+        (r"\boxed{\frac{3}{4}}", "4", 0),
+        (r"\boxed{12 \text{ cm}^2}", "12", 1),
+        (r"\boxed{12 \text{ cm}^2}", "2", 0),
+        ("between 3-5", "5", 1),
+        ("between 3-5", "-5", 0),
+        (r"\boxed{1e3/2}", "500", 1),
+        ("#### 5", r"\frac{10}{2}", 1),
+        ("#### 0", "-0.0", 1),
     ],
 )
 def test_numbers_are_compared_by_value(response, answer, right):
     assert verify.numeric(response, answer) == right
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        *[
+            (text, 5.0)
+            for text in ("5.", "x = 5", "4 or 5", "**5**", "It is 5!", "5^{th}", r"5^{\circ}", "#5", "Two:\n- 5")
+        ],
+        *[(text, -5.0) for text in ("-5", "–5", "x=-5", "= - 5", "$-5$", r"-\$5", "(-5)", "-(5)", "-5.0.", "3 -5")],
+        *[(text, 5.0) for text in ("3–5", "3--5", "$3-$5", "$3$-$5$", "3%-5", "x-5", "(2)-5", "10 - 5", "so - 5")],
+        *[
+            (text, 0.5)
+            for text in (
+                ".5",
+                "0.5.",
+                "1/2.",
+                "1 / 2",
+                "½",
+                r"\frac12",
+                r"\dfrac{1}{2}",
+                r"\tfrac 1 2",
+                "50 %",
+                r"50\%.",
+            )
+        ],
+        *[(text, -0.5) for text in ("-.5", "−1/2", "−½", r"-\frac{1}{2}", r"\frac{−1}{2}", r"\frac{1}{-2}", "-50%")],
+        *[(text, 0.5) for text in ("1/2.0", ".5/1", r"\frac{1{,}000}{2{,}000}", r"\left(\frac{1}{2}\right)")],
+        (r"-\left(\frac{1}{2}\right)", -0.5),
+        *[(text, 2.5) for text in ("2 1/2", "2½", r"2\frac{1}{2}", r"2\tfrac12 \text{ cups}", "2 1/2.")],
+        ("-2 1/2", -2.5),
+        ("1,000 1/2", 1000.5),
+        ("2 7/2", 3.5),
+        *[(text, 1234.5) for text in ("$1,234.50", r"\$1{,}234.50", r"1\,234.5", "1\u202f234.5", r"1,\!234.5")],
+        ("-$1,234.50.", -1234.5),
+        (r"5,\,600", 600.0),
+        *[
+            (text, 1500.0)
+            for text in (r"1.5 \times 10^3", r"1.5\cdot10^{3}", "1.5 × 10³", "1.5*10**3", "1.5 x 10^3", "1.5E3")
+        ],
+        *[(text, 0.004) for text in (r"4 \times 10^{-3}", "4 × 10⁻³", "4e−3")],
+        *[
+            (text, 12.0)
+            for text in ("12 cm^2", "12 cm²", "12 m/s^{2}", r"12\,\mathrm{m}^2", "12 m s^{-1}", "y = x^2 + 12")
+        ],
+        *[
+            (text, None)
+            for text in ("2^3", "2³", "10^{3}", "2**3", r"\sqrt{2}", r"\sqrt[3]{2}", "√2", r"3\sqrt{2}", "(3)^2")
+        ],
+        *[
+            (text, None)
+            for text in (r"2\pi", "2π", r"\frac{\pi}{2}", r"\frac{\sqrt{3}}{2}", r"\frac{2}{x}", r"\frac{1+2}{3}")
+        ],
+        *[(text, None) for text in ("x/2", "(1+2)/3", r"1/2 \times 10^3", "e^{-2}", "1/0", "", ".", "-")],
+    ],
+)
+def test_how_numbers_are_written(text, value):
+    found = number_in(text)
+    assert found == (None if value is None else pytest.approx(value, rel=1e-12))
+
+
+@pytest.mark.parametrize(
+    "part", ["9", "1,", "111,", "1/", "1 1/", "- ", "^(", "x^{", r"\frac{", r"\frac{1}", "} ", "5³", ".1", "1e"]
+)
+def test_no_response_holds_up_who_reads_numbers(part):
+    for text in (part * 10_000, part * 10_000 + "x"):
+        number_in(text)
 
 
 def test_numbers_may_differ_by_as_much_as_is_said():
