@@ -44,7 +44,17 @@ _PLAINLY = [
 _BEFORE = re.compile(r"(?:(?:\^|[\d)]\*\*|√|\\sqrt(?: ?\[\w*\])?|/)[ {(]*[-+]?|\\[cdt]?frac ?\{? ?|\} ?\{ ?)$")
 _PARTS = {"whole": "0", "above": "0", "below": "1"}  # of a number, and what they are where they are not written
 _BEHIND = re.compile(r"[ })]*(?:\^|√|\\sqrt|\\pi|π)")
-_LETTER = re.compile(r"(?<![A-Za-z0-9'])\(?([A-Z])\)?(?![A-Za-z0-9'])")
+_LETTER = re.compile(r"(?<![A-Za-z0-9'’])\(?([A-Z])\)?(?![A-Za-z0-9'’])")
+_DECORATION = re.compile(r"\\[a-z]+ ?\{|[*_$`\"“”\[\]{}]")
+#: "The answer is B", "Answer: (B)"; but not "Answer: I think" or "the answer is B?".
+_SAID = re.compile(
+    r"\b(?i:answer|choice|option)(?: (?i:is|(?:must|should|would) be)\b| ?[:=])\s?:?\s?"
+    r"(?i:(?:the|option|choice|letter) )*\(?(?!I [a-z])([A-Z])(?![A-Za-z0-9'’?])"
+)
+_BEGINS = re.compile(r"\(?(?!I,)([A-Z])(?:[.):,]|$)", re.MULTILINE)
+_LISTED = re.compile(r"^(?:[-•] )?\(?([A-Z])[.):]|(?<![\w'’(])([A-Z])[):]", re.MULTILINE)
+_PRONOUN, _WORD = re.compile("I [a-z]"), re.compile("I|A [a-z]")
+_IN_PARENTHESES = re.compile(r"(?<![\w'’])\(([A-Z])\)")
 _LONGEST = 10_000  # characters of a response that are looked through, from its end
 
 
@@ -132,8 +142,9 @@ def number_in(text: str) -> float | None:
 def choice(response: str, answer: str) -> float:
     """1 where the letter that a response chooses is the one that is expected, else 0.
 
-    It is the last capital letter that stands alone, perhaps in parentheses, in the response's answer. Raises ValueError
-    where what is expected is no such letter.
+    It is the one behind the last "answer is" or "Answer:", else the one that the response's answer begins with, else
+    the last one in parentheses, else the last capital letter that stands alone, where it is no word, as I and A may be.
+    Raises ValueError where what is expected is no such letter.
 
     >>> fl.environments.verify.choice("Both A and B look right; the answer is (B).", "B")
     1.0
@@ -141,5 +152,21 @@ def choice(response: str, answer: str) -> float:
     expected = _LETTER.findall(str(answer).strip())
     if len(expected) != 1:
         raise ValueError(f"the expected answer {answer!r} is no letter of a choice")
-    given = _LETTER.findall(final_answer(response)[-_LONGEST:])
-    return float(bool(given) and given[-1] == expected[0])
+    return float(_letter_in(final_answer(response)[-_LONGEST:]) == expected[0])
+
+
+def _letter_in(text: str) -> str | None:
+    """The letter that a text chooses; None without one."""
+    lines = (" ".join(line.split()) for line in _DECORATION.sub("", text).splitlines())
+    text = "\n".join(line for line in lines if line)
+    if said := _SAID.findall(text):
+        return said[-1]
+    begins = _BEGINS.match(text)
+    if begins and len({first or second for first, second in _LISTED.findall(text)} | {begins[1]}) == 1:
+        return begins[1]
+    if found := _IN_PARENTHESES.findall(text):
+        return found[-1]
+    alone = [text[found.start(1) :][:3] for found in _LETTER.finditer(text)]  # with two characters behind it
+    alone = [found for found in alone if not _PRONOUN.match(found)]
+    sure = [found for found in alone if not _WORD.match(found)]
+    return (sure or alone)[-1][0] if alone else None

@@ -150,10 +150,65 @@ def test_numbers_may_differ_by_as_much_as_is_said():
         ("A", 0),
         ("", 0),
         ("BC", 0),
+        ("The answer is B. I am sure of it.", 1),
+        ("B. I’m sure.", 1),
+        ("B. I'm sure; a B’s a B", 1),
+        ("B. A triangle", 1),
+        (r"\boxed{B. 10 N}", 1),
+        (r"\boxed{\text{B}}", 1),
+        (r"\boxed{\textbf{(B) } 10 \text{ N}}", 1),
+        ("#### (B) A triangle", 1),
+        ("Answer: B\nExplanation: A is wrong", 1),
+        ("**Answer:** B\n\nA is wrong.", 1),
+        ("**Final answer:**\n\n**(B)** A triangle", 1),
+        ("B, not A", 1),
+        ("The answer is A? No, it is B.", 1),
+        ("The correct choice is: **B**, since (A) is too long", 1),
+        ("The answer must be option B. I did not see C.", 1),
+        ("First I thought the answer is A. But no: the answer is B.", 1),
+        ("A) is too short\nB) is right\nSo it is B, I think.", 1),
+        ("A. too short\nB. right\nSo I take (B). A short one.", 1),
+        ("A: no, B: yes. So B it is.", 1),
+        ("I, for one, choose B.", 1),
+        ("Answer: I think B", 1),
+        ("I choose B because A is wrong", 1),
+        ("P(A) = 1, so (B). I am sure.", 1),
+        ("I would say a triangle", 0),
+        ("It is (B), which A triangle is not", 1),
     ],
 )
 def test_the_letter_that_is_chosen_counts(response, right):
     assert verify.choice(response, "B") == verify.choice(response, "(B)") == right
+
+
+@pytest.mark.parametrize(
+    ("response", "answer", "right"),
+    [
+        ("B, not A", "A", 0),
+        ("The answer is B. I am sure of it.", "I", 0),
+        ("B. A triangle", "A", 0),
+        ("A", "A", 1),
+        ("A is right.", "A", 1),
+        ("The answer is A because of this. I checked.", "A", 1),
+        ("A. I am sure.", "A", 1),
+        ("I am not sure", "I", 0),
+        ("The answer is I.", "I", 1),
+        ("I. Because of this.", "I", 1),
+        (r"\boxed{I}", "I", 1),
+        ("Hence (I)", "I", 1),
+        ("The answer is J, I think.", "J", 1),
+    ],
+)
+def test_letters_that_are_words_too_count_where_they_are_chosen(response, answer, right):
+    assert verify.choice(response, answer) == right
+
+
+@pytest.mark.parametrize(
+    "part", [" ", "answer is ", "Answer: the ", "A", "(A) ", "A) ", "A\n", "*", r"\text{", "\n", "I ", "the "]
+)
+def test_no_response_holds_up_who_reads_letters(part):
+    for text in (part * 10_000, "Answer: " + part * 10_000):
+        verify.choice(text, "B")
 
 
 def test_a_letter_is_expected():
