@@ -6,7 +6,7 @@ import math
 import re
 import unicodedata
 
-_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
+_TAGGED = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL | re.IGNORECASE)
 _WHOLE = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)"
 _DECIMAL = rf"(?:(?:{_WHOLE}(?:\.\d*)?|(?<![\w.])\.\d+)(?:[eE][-+]?\d+)?)"
 #: A sign belongs to a number where nothing before it makes it a range or a difference, and no line makes it a bullet.
@@ -66,7 +66,7 @@ def final_answer(response: str) -> str:
     >>> verify.final_answer(r"So x is \boxed{\frac{1}{2}}."), verify.final_answer("2+2\n#### 4")
     ('\\frac{1}{2}', '4')
     """
-    boxed = _boxed(response)
+    boxed = boxed_in(response)
     if boxed is not None:
         return boxed.strip()
     if tagged := _TAGGED.findall(response[-_LONGEST:]):
@@ -74,7 +74,7 @@ def final_answer(response: str) -> str:
     return response.rpartition("####")[2].strip()
 
 
-def _boxed(response: str) -> str | None:
+def boxed_in(response: str) -> str | None:
     """What is in the last box that is closed; None without one."""
     text, opened, found = response[-_LONGEST:], list[tuple[bool, int]](), (-1, -1)
     for brace in re.finditer(r"(\\boxed)?\{|\}", text):

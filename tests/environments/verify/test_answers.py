@@ -13,9 +13,13 @@ from flowrl.environments.verify.answers import number_in
         (r"It is \boxed{7}, not \boxed{8", "7"),
         ("Sum: 3\n#### 42 ", "42"),
         ("<answer> B </answer> or <ANSWER>C</ANSWER>", "C"),
+        ("I write <answer> tags, </answer> too: <answer>B</answer>.", "B"),
+        ("Between <answer> tags. <answer>B</answer>", "B"),
+        ("<answer>B</answer> It stands between <answer> and its end.", "B"),
         ("  plain ", "plain"),
         ("", ""),
         (r"\boxed{" * 2000, r"\boxed{" * 2000),
+        ("<answer>" * 2000, "<answer>" * 2000),
     ],
 )
 def test_the_final_answer_is_found(response, answer):
