@@ -7,6 +7,7 @@ import math
 import re
 import secrets
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,7 +32,10 @@ def code_of(response: str) -> str:
     'print(1)\n'
     """
     blocks = _FENCED.findall(response)
-    return blocks[-1] if blocks else response
+    if not blocks:
+        return response
+    code: str = blocks[-1]
+    return textwrap.dedent(code) if code.lstrip("\r\n").startswith((" ", "\t")) else code  # a block in a list
 
 
 def unit_tests(

@@ -112,6 +112,20 @@ def test_a_thread_that_never_ends_is_ended_by_a_limit():
     assert verify.unit_tests(daemon, [{"input": "", "output": "2"}]).outcome == "passed"
 
 
+@pytest.mark.parametrize(
+    ("response", "code"),
+    [
+        ("print(1)", "print(1)"),
+        ("```\nfirst\n```\nand\n```python\nlast\n```", "last\n"),
+        ("1. So:\n   ```python\n   if x:\n       y()\n   ```", "if x:\n    y()\n"),
+        ("```python\n    if x:\n\n        y()\n```", "if x:\n\n    y()\n"),
+        ("```python\r\n    y()\r\n```", "y()\r\n"),
+    ],
+)
+def test_the_code_of_a_response_is_its_last_block(response, code):
+    assert verify.code_of(response) == code
+
+
 def test_a_share_of_the_tests_is_the_reward_and_the_first_failure_the_outcome():
     tests = [{"input": str(i), "output": str(i % 2)} for i in range(4)]
     found = run("print(1)", tests)
