@@ -10,7 +10,7 @@ _TAGGED = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL | re.I
 _WHOLE = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)"
 _DECIMAL = rf"(?:(?:{_WHOLE}(?:\.\d*)?|(?<![\w.])\.\d+)(?:[eE][-+]?\d+)?)"
 #: A sign belongs to a number where nothing before it makes it a range or a difference, and no line makes it a bullet.
-_SIGN = r"(?<![\w)%°-])(?<!\d\$)(?:[-+]|(?<![\w)%°$-] )(?<!\n)(?<!\n )[-+] )\$?\(?"
+_SIGN = r"(?<![\w)%°-])(?<!\d\$)(?:[-+]|(?<![\w)%°$*}\]-] )(?<!\n)(?<!\n )[-+] )\$?\(?"
 _NUMBER = re.compile(
     rf"(?P<sign>{_SIGN})?(?:(?P<whole>{_WHOLE}) (?=\d+ ?/ ?\d))?(?P<above>{_DECIMAL})(?: ?/ ?(?P<below>-?{_DECIMAL}))?"
     r"(?P<percent> ?%)?"
