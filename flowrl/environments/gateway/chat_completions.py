@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from .events import Events
@@ -27,21 +28,30 @@ from .requests import (
 PATH = "/v1/chat/completions"
 
 
-def read(body: Mapping[str, Any]) -> Request:
+@dataclass(frozen=True)
+class ChatRequest(Request):
+    """A request whose stream may end with its usage: ``ChatRequest(messages, stream=True, include_usage=True)``."""
+
+    include_usage: bool = False
+
+
+def read(body: Mapping[str, Any]) -> ChatRequest:
     """A request of this protocol. Raises Refused."""
     if body.get("n") not in (None, 1):
         raise Refused(400, "n is 1 here: ask again for another answer")
     names: dict[str, str] = {}
     messages = [_message(entry(one, "a message"), names) for one in listed(body.get("messages"), "messages")]
-    most = body.get("max_completion_tokens", body.get("max_tokens"))
-    return Request(
+    most = body.get("max_completion_tokens")
+    options = entry(body.get("stream_options") or {}, "stream_options")
+    return ChatRequest(
         conversation(messages),
         [_tool(entry(one, "a tool")) for one in listed(body.get("tools") or [], "tools")],
-        whole(most, "max_tokens"),
+        whole(body.get("max_tokens") if most is None else most, "max_tokens"),
         stops(body.get("stop"), "stop"),
         flag(body.get("stream"), "stream"),
         flag(body.get("logprobs"), "logprobs"),
         text(body.get("model", ""), "model"),
+        flag(options.get("include_usage"), "include_usage"),
     )
 
 
@@ -90,7 +100,8 @@ class ChatEvents(Events):
         if reply.tool_calls:
             yield self._chunk({"tool_calls": [{"index": i, **call} for i, call in enumerate(_calls(reply))]})
         yield self._chunk({}, reply.reason)
-        yield _data({**self._head, "choices": [], "usage": _usage(reply)})
+        if isinstance(self.request, ChatRequest) and self.request.include_usage:
+            yield _data({**self._head, "choices": [], "usage": _usage(reply)})
         yield b"data: [DONE]\n\n"
 
     def fail(self, status: int, why: str) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import WorkerError
+from .answers import boxed_in, final_answer
 from .known_answers import VerdictCache
 from .line_reader import LineReader
 from .verdict import Verdict, VerifierFailed
@@ -27,6 +29,9 @@ _PROGRAM = Path(__file__).with_name("mathematics_worker.py")
 _MEMORY_MB = 2048  # of address space; sympy takes 300
 _WALL = 60.0  # seconds by the clock that a machine may be busy with other things
 _LONGEST = 20_000  # characters of a response, from its end
+#: What math-verify finds in a text by itself: mathematics that is marked, or numbers among words.
+_FOUND = re.compile(r"\$|\\[(\[]|(?<![\\A-Za-z])[A-Za-z]{2,}")
+_COMMAND = re.compile(r"\\[A-Za-z]+ ?\{[A-Za-z. *]*\}")  # \text{cm}
 
 
 def symbolic(response: str, answer: str, *, seconds: float = 5.0, cache: VerdictCache | None = None) -> Verdict:
@@ -43,7 +48,7 @@ def symbolic(response: str, answer: str, *, seconds: float = 5.0, cache: Verdict
     """
     if find_spec("math_verify") is None:
         raise WorkerError("verify.symbolic needs the package math-verify.", fix="pip install math-verify.")
-    asked = {"response": response[-_LONGEST:], "answer": _written(str(answer)), "seconds": seconds}
+    asked = {"response": _final(response[-_LONGEST:]), "answer": _written(str(answer)), "seconds": seconds}
     if cache is None:
         return _compared(asked, answer)
     return cache.graded(["symbolic", version("math-verify"), asked], lambda: _compared(asked, answer))
@@ -65,6 +70,14 @@ def _compared(asked: dict[str, Any], answer: str) -> Verdict:
     if not said["found"]:
         return Verdict(0.0, "no_answer", OUTCOMES, why="there is no mathematics in it")
     return Verdict(float(said["right"]), "right" if said["right"] else "wrong", OUTCOMES)
+
+
+def _final(response: str) -> str:
+    """A response as math-verify finds its final answer, which knows boxes alone."""
+    final = final_answer(response)
+    if boxed_in(response) is not None or final == response.strip():
+        return response
+    return final if _FOUND.search(_COMMAND.sub("", final)) else rf"\boxed{{{final}}}"
 
 
 def _written(expected: str) -> str:

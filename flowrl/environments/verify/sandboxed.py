@@ -6,6 +6,7 @@ to its standard output; what is tested has neither. docs/verification.md says wh
 
 from __future__ import annotations
 
+import atexit
 import base64
 import ctypes
 import fcntl
@@ -264,7 +265,9 @@ def _run_test(test: dict[str, Any], result: int) -> None:
         answer["memory"] = True
     except BaseException as error:
         answer["error"] = "".join(traceback.format_exception_only(type(error), error)).strip()
-    sys.stdout.flush()
+    if test["kind"] == "print" and "done" in answer:
+        _end_program(names)
+    _flush()
     try:
         line = json.dumps(answer)
     except MemoryError:
@@ -273,6 +276,26 @@ def _run_test(test: dict[str, Any], result: int) -> None:
         line = json.dumps({"error": f"what it returned is no JSON: {error}"})
     with open(result, "w") as file:
         file.write(line)
+
+
+def _end_program(names: dict[str, Any]) -> None:
+    """End a program as Python ends one: its threads, what it has for its exit, and files that it left open."""
+    threads: Any = sys.modules.get("threading")
+    with suppress(BaseException):
+        if threads is not None:
+            threads._shutdown()
+    with suppress(BaseException):
+        atexit._run_exitfuncs()
+    _flush()  # before a file of the program closes standard output
+    with suppress(BaseException):
+        names.clear()
+
+
+def _flush() -> None:
+    files: tuple[Any, ...] = (sys.stdout, sys.__stdout__)
+    for file in files:
+        with suppress(BaseException):  # it may be closed, or something else
+            file.flush()
 
 
 def _run_shell(test: dict[str, Any]) -> None:
@@ -297,6 +320,8 @@ def _child(request: dict[str, Any], test: dict[str, Any], pipes: tuple[int, ...]
         os.dup2(source, target)
     os.closerange(len(moved), 1024)
     sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w"), os.fdopen(2, "w")
+    for name in ("stdin", "stdout", "stderr"):
+        setattr(sys, f"__{name}__", getattr(sys, name))  # they stay open where the code puts others in their places
     sys.path[:] = request["path"]
     sys.argv = ["answer.py"]
     sys.dont_write_bytecode = True

@@ -431,7 +431,7 @@ def test_a_chat_that_is_streamed_says_the_same():
     class Streams(Talks):
         def agent(self, task):
             asked = [{"role": "user", "content": "ab"}]
-            lines = chat(task, asked, stream=True).split("\n\n")
+            lines = chat(task, asked, stream=True, stream_options={"include_usage": True}).split("\n\n")
             assert lines[-2:] == ["data: [DONE]", ""]
             chunks = [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
             said = "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks if c["choices"])

@@ -44,6 +44,88 @@ def test_programs_functions_and_checks_pass_where_they_are_right():
     assert run("def f(): return 7", ["assert f() == 7", "import math\nassert math.sqrt(49) == f()"]) == 1
 
 
+ENDINGS = {
+    "a thread": """
+import sys, threading, time
+def main():
+    time.sleep(0.3)
+    print(int(input()) + 1)
+sys.setrecursionlimit(1 << 20)
+threading.stack_size(1 << 26)
+threading.Thread(target=main).start()""",
+    "a thread, and exit": """
+import sys, threading, time
+threading.Thread(target=lambda: (time.sleep(0.3), print(int(input()) + 1))).start()
+sys.exit()""",
+    "an executor": """
+import concurrent.futures, time
+pool = concurrent.futures.ThreadPoolExecutor(1)
+pool.submit(lambda: (time.sleep(0.3), print(int(input()) + 1)))""",
+    "at exit": """
+import atexit, io, sys
+sys.stdout = io.StringIO()
+atexit.register(lambda: sys.__stdout__.write(sys.stdout.getvalue()))
+print(int(input()) + 1)""",
+    "at exit, and exit": """
+import atexit, sys
+atexit.register(lambda: print(int(input()) + 1))
+sys.exit(0)""",
+    "what is raised at exit": """
+import atexit, sys
+print(int(input()) + 1)
+atexit.register(sys.exit, 3)
+atexit.register(lambda: 1 / 0)""",
+    "another standard output": """
+import io, sys
+sys.stdout = io.StringIO()
+sys.__stdout__.write(str(int(input()) + 1))""",
+    "a closed standard output": """
+import sys
+print(int(input()) + 1)
+sys.stdout.close()""",
+    "no standard output": """
+import sys
+print(int(input()) + 1)
+sys.stdout = None""",
+    "a file that is left open": """
+import os
+file = os.fdopen(1, "w")
+file.write(str(int(input()) + 1))
+def again(): file.write("?")""",
+}
+
+
+@pytest.mark.parametrize("name", ENDINGS)
+def test_a_program_ends_as_one_of_python_does(name):
+    found = verify.unit_tests(ENDINGS[name], [{"input": "1", "output": "2"}])
+    assert (found.outcome, found.why) == ("passed", "")
+
+
+def test_a_thread_that_never_ends_is_ended_by_a_limit():
+    for code, limits in (
+        ("while True: pass", verify.Limits(cpu_seconds=1)),
+        ("import time; time.sleep(60)", verify.Limits(seconds=1)),
+    ):
+        code = f"import threading\ndef main():\n    {code}\nthreading.Thread(target=main).start()\nprint(2)"
+        assert verify.unit_tests(code, [{"input": "", "output": "2"}], limits=limits).outcome == "timed_out"
+    daemon = "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\nprint(2)"
+    assert verify.unit_tests(daemon, [{"input": "", "output": "2"}]).outcome == "passed"
+
+
+@pytest.mark.parametrize(
+    ("response", "code"),
+    [
+        ("print(1)", "print(1)"),
+        ("```\nfirst\n```\nand\n```python\nlast\n```", "last\n"),
+        ("1. So:\n   ```python\n   if x:\n       y()\n   ```", "if x:\n    y()\n"),
+        ("```python\n    if x:\n\n        y()\n```", "if x:\n\n    y()\n"),
+        ("```python\r\n    y()\r\n```", "y()\r\n"),
+    ],
+)
+def test_the_code_of_a_response_is_its_last_block(response, code):
+    assert verify.code_of(response) == code
+
+
 def test_a_share_of_the_tests_is_the_reward_and_the_first_failure_the_outcome():
     tests = [{"input": str(i), "output": str(i % 2)} for i in range(4)]
     found = run("print(1)", tests)
@@ -89,7 +171,7 @@ def test_how_code_ends_has_a_name(code, outcome):
 def test_what_is_expected_is_not_in_the_sandbox():
     spy = "import gc, os, sys\nwhole = open('/proc/self/maps').read()\nprint('x')"
     seen = (
-        "import gc\nfound = [o for o in gc.get_objects() if isinstance(o, dict) and 'expected-word' in map(str, o.values())]\n"
+        "import gc\nfound = [o for o in gc.get_objects() if isinstance(o, dict) and 'expected-word' in map(str, [*o.values()])]\n"
         "def f(): return len(found)"
     )
     assert run(spy, [{"input": "", "output": "expected-word"}]).outcome == "failed"
