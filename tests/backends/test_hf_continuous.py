@@ -313,6 +313,26 @@ def test_memory_of_keys_and_values_is_freed_with_that_of_weights():
     assert opened.sleep() == 3 * weights == opened.wake(), "with both moments"
 
 
+def test_a_device_gets_back_what_its_allocator_has(monkeypatch):
+    """What is freed is free for others only once torch has let go of it: after everything has left."""
+    opened, told = T.engine("qwen2", optim=T.OPTIM), []
+    column, batch = T.prompts()
+    opened.submit(SampleRequest(column, 1, batch.row_seeds(), Sampling(max_tokens=4)))
+    opened.step()
+    monkeypatch.setattr(
+        torch.cuda,
+        "empty_cache",
+        lambda: told.append(
+            opened.batch.cache_bytes() + sum(w.untyped_storage().nbytes() for w in opened.net.model.parameters())
+        ),
+    )
+    opened.sleep(), opened.wake()
+    assert not told, "a CPU has no such allocator"
+    opened.device = torch.device("cuda")
+    opened.sleep(), opened.sleep()
+    assert told == [0]
+
+
 def test_weights_from_files_leave_memory_too(tmp_path):
     made = T.engine("llama")
     made.save(str(tmp_path))

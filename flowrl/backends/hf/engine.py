@@ -365,6 +365,8 @@ class HFEngine(Streaming):
         self.offloaded = Offloaded.of(self.state_shards(), self.parameters.shards())
         if "batch" in vars(self):
             self.batch.fall_asleep()
+        if self.device.type == "cuda":  # what is free in torch's allocator is free for this process alone
+            torch.cuda.empty_cache()
         return freed + self.offloaded.bytes
 
     def wake(self) -> int:
