@@ -279,6 +279,25 @@ def check_alone():
     return {}
 
 
+def check_asleep(kind, axes):
+    """Gradients leave memory too, with as many bytes as come back; training goes on as where nobody slept."""
+    opened, awake = (both(kind, axes, optim=OPTIM)[0] for _ in range(2))
+    batch = rollouts(engine(kind))
+    here, module = mine(opened, batch), opened.trainer.optimizer.module
+    buffers = [buffer.grad_data.untyped_storage() for buffer in (*module.buffers, *module.expert_parallel_buffers)]
+    sizes = [storage.nbytes() for storage in buffers]
+    for _ in range(2):
+        found, wanted = opened.update(here, rl.sft(), minibatch=8), awake.update(here, rl.sft(), minibatch=8)
+        assert found == wanted and opened.digest() == awake.digest()
+        held = {s.tensor.untyped_storage().data_ptr(): s.tensor.untyped_storage().nbytes()
+                for s in (*opened.shards(), *opened.state_shards()[0])}  # fmt: skip
+        assert min(sizes) > 0 and opened.sleep() == sum(held.values()) + sum(sizes)
+        assert [storage.nbytes() for storage in buffers] == [0] * len(sizes)
+        assert opened.sleep() == 0 and opened.wake() == sum(held.values()) + sum(sizes) and opened.wake() == 0
+        assert [storage.nbytes() for storage in buffers] == sizes
+    return {}
+
+
 def check_low(axes, others):
     """In bfloat16 the weights that are trained are float32; they and the moments go to other layouts bit for bit."""
     low = Build(Model(config=CONFIGS["qwen2"]), axes=axes, dtype="bf16", optim=OPTIM)
@@ -415,6 +434,15 @@ def test_saved(kind, axes, head, tmp_path):
 @pytest.mark.nightly
 def test_alone():
     run(check_alone, 1, timeout=200)
+
+
+@pytest.mark.parametrize(
+    ("kind", "axes"),
+    [("qwen2", {}), pytest.param("qwen3-moe", {"ep": 2}, marks=pytest.mark.nightly)],
+    ids=str,
+)
+def test_asleep_it_holds_no_gradients_and_awake_it_trains_on(kind, axes):
+    run(check_asleep, 2 if axes else 1, kind, axes, timeout=200)
 
 
 @pytest.mark.nightly

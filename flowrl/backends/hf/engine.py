@@ -365,6 +365,8 @@ class HFEngine(Streaming):
         self.offloaded = Offloaded.of(self.state_shards(), self.parameters.shards())
         if "batch" in vars(self):
             self.batch.fall_asleep()
+        if self.trainer is not None:
+            freed += self.trainer.fall_asleep()
         if self.device.type == "cuda":  # what is free in torch's allocator is free for this process alone
             torch.cuda.empty_cache()
         return freed + self.offloaded.bytes
@@ -377,7 +379,7 @@ class HFEngine(Streaming):
         self.offloaded = None
         if "batch" in vars(self):
             self.batch.awake()
-        return size
+        return size + (0 if self.trainer is None else self.trainer.awake())
 
     # -- inside -----------------------------------------------------------------------------------------------------
 

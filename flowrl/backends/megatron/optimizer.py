@@ -69,11 +69,30 @@ class Optimizer:
         self.parts = list(getattr(made, "chained_optimizers", [made]))
         for group in self._groups():
             group["weight_decay"] = optim.weight_decay * group["wd_mult"]
+        self._emptied: list[tuple[Tensor, int]] = []  # buffers of gradients without memory, and their bytes
 
     def zero(self) -> None:
         """Forget gradients."""
         self.module.zero_grad_buffer()
         self.whole.zero_grad()
+
+    def empty(self) -> int:
+        """Free the memory of gradients, which megatron-core keeps between steps. Returns the bytes."""
+        module: Any = self.module
+        buffers = [*module.buffers, *module.expert_parallel_buffers]
+        storages = [buffer.grad_data.untyped_storage() for buffer in buffers]
+        self._emptied = [(b.grad_data, s.nbytes()) for b, s in zip(buffers, storages, strict=True)]
+        for storage in storages:
+            storage.resize_(0)
+        return sum(size for _, size in self._emptied)
+
+    def refill(self) -> int:
+        """Take it back, with no gradients in it. Returns the bytes."""
+        emptied, self._emptied = self._emptied, []
+        for gradients, size in emptied:
+            gradients.untyped_storage().resize_(size)
+            gradients.zero_()
+        return sum(size for _, size in emptied)
 
     def norm(self) -> float:
         """The norm of the gradient of the whole model, the same on every rank."""
