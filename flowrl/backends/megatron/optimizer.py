@@ -116,7 +116,7 @@ class Optimizer:
         """Forget the moments."""
         for part in self.parts:
             part.optimizer.state.clear()
-        self._count(0)
+            _count(part, 0)
 
     def held(self, parameter: Any) -> Held | None:
         """What this rank trains of a parameter; None where other ranks train all of it."""
@@ -151,7 +151,7 @@ class Optimizer:
             if moments is not None:
                 state: dict[str, Any] = {kind: moments[kind].view(shape) for kind in MOMENTS}
                 part.optimizer.state[key] = state | {"step": torch.tensor(float(steps), dtype=torch.float32)}
-        self._count(steps)
+            _count(part, 0 if moments is None else steps)
 
     def weights_written(self, *, trained: bool) -> None:
         """Somebody wrote into the model's weights, or into the ``trained`` ones: make the others the same."""
@@ -168,11 +168,15 @@ class Optimizer:
         for part in self.parts:
             yield from part.param_groups
 
-    def _count(self, steps: int) -> None:
-        """Fused optimizers count steps once per group."""
-        for group in self._groups():
-            if "step" in group:
-                group["step"] = steps
+
+def _count(part: Any, steps: int) -> None:
+    """Note how many steps there were where the optimizer counts them by group, which fused ones do from the first on;
+    torch's own counts in what it has of each parameter."""
+    for group in part.param_groups if not isinstance(part.optimizer, torch.optim.AdamW) else ():
+        if steps:
+            group["step"] = steps
+        else:
+            group.pop("step", None)
 
 
 def _main(part: Any, parameter: Any) -> Any:
