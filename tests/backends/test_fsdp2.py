@@ -351,6 +351,31 @@ def test_a_folder_holds_all_stages(tmp_path):
     run(saved_untied, 2, str(tmp_path / "model"))
 
 
+def saved_with_buffers(folder):
+    """Experts are chosen with a correction that is no weight: each layer has its own, on the stage where it is."""
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_shared_experts": 1}
+    kind = {"model_type": "glm4_moe", "head_dim": 8, "first_k_dense_replace": 0, "num_hidden_layers": 3, **experts}
+    engine = open_engine("fsdp2", build({"pp": 2}, "llama", kind, optim=None, dtype="fp32"))
+    corrections = {n: b for n, b in engine.net.model.named_buffers() if n.endswith("e_score_correction_bias")}
+    for name, correction in corrections.items():
+        correction.copy_(torch.arange(4).roll(int(name.split(".")[2])) / 2)
+    batch = rollouts()
+    before = engine.logprobs(batch)
+    engine.save(folder)
+    torch.distributed.barrier()
+    saved = load_file(f"{folder}/model.safetensors")
+    found = {n: saved[n] for n in saved if n.endswith("e_score_correction_bias")}
+    assert len(found) == 3 and all(torch.equal(found[name], b) for name, b in corrections.items())
+    for name, axes in (("hf", {}), ("fsdp2", {"pp": 2})):
+        after = open_engine(name, Build(Model(folder), axes=axes, dtype="fp32")).logprobs(batch)
+        assert float(abs(after - before).max()) < 1e-4, name
+    return len(corrections)
+
+
+def test_a_folder_holds_the_buffers_of_all_stages(tmp_path):
+    assert run(saved_with_buffers, 2, str(tmp_path / "model")) == [2, 1]
+
+
 def adapted(folder):
     one, engine = opened({"fsdp": 2}, "llama", lora=Lora(r=3), gradient_checkpointing=True)
     batch, loss = rollouts(), rl.ppo_clip()

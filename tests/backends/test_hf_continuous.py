@@ -83,6 +83,39 @@ def test_rows_that_find_no_memory_wait_and_are_the_same(kind):
     assert [list(row.ids) for _, row in sorted(finish(one).items())] == whole.ids.to_list()[::3]
 
 
+def test_the_memory_of_rows_that_have_left_is_not_kept_beside_that_of_longer_ones(opened):
+    """Many short rows and then one long one: the room that each of them is given is not that of many long ones."""
+    each = opened.net.cache_bytes_per_token()
+    small = NetBatch(opened.net, opened.parameters, (), cache_bytes=each * 120)
+
+    def submit(prompts, seeds, most):
+        rows = Column.of(prompts, dim="prompt", dtype="i32")
+        wanted = opened.generate(rows, 1, seeds, Sampling(max_tokens=most))
+        call = small.submit(SampleRequest(rows, 1, seeds, Sampling(max_tokens=most)))
+        return call, wanted.ids.to_list()
+
+    def step():
+        ended = {(row.call, row.row): list(row.ids) for row in small.step()}
+        assert small.cache_bytes() <= each * 120
+        return ended
+
+    first, many = submit([[2, 3 + i] for i in range(10)], torch.arange(10), 8)
+    found = step()
+    small.abort(first, range(1, 10))
+    second, one = submit([list(range(2, 32))], torch.arange(1) + 99, 10)
+    found |= step()
+    assert small.cache_bytes() >= each * 80 and small.running() == [(first, 0), (second, 0)], "both have a place"
+    while small.running():
+        found |= step()
+    third, again = submit([[2, 3 + i] for i in range(12)], torch.arange(12), 8)
+    while small.running():
+        found |= step()
+    wanted = {(first, 0): many[0], (second, 0): one[0], **{(third, i): ids for i, ids in enumerate(again)}}
+    for at, ids in found.items():  # a whole call ends at a stop token
+        assert ids[: len(wanted[at])] == wanted[at]
+    assert found.keys() == wanted.keys()
+
+
 def test_a_prompt_is_computed_once_and_rows_that_have_left_are_not_computed(opened):
     shapes = []
     hook = opened.net.body.register_forward_pre_hook(
@@ -246,6 +279,7 @@ def test_any_order_of_calls_aborts_and_publishes_gives_each_token_the_log_probab
             small.resume(len(versions) - 1)
         else:
             found += small.step()
+        assert memory is None or small.cache_bytes() <= memory
     found += finish(small).values()
     assert sorted((row.call, row.row) for row in found) == [(call, i) for call in asked for i in range(3)]
     crossed = 0
@@ -311,6 +345,26 @@ def test_memory_of_keys_and_values_is_freed_with_that_of_weights():
     finish(opened)
     opened.update(T.rollouts(opened), rl.ppo_clip())
     assert opened.sleep() == 3 * weights == opened.wake(), "with both moments"
+
+
+def test_a_device_gets_back_what_its_allocator_has(monkeypatch):
+    """What is freed is free for others only once torch has let go of it: after everything has left."""
+    opened, told = T.engine("qwen2", optim=T.OPTIM), []
+    column, batch = T.prompts()
+    opened.submit(SampleRequest(column, 1, batch.row_seeds(), Sampling(max_tokens=4)))
+    opened.step()
+    monkeypatch.setattr(
+        torch.cuda,
+        "empty_cache",
+        lambda: told.append(
+            opened.batch.cache_bytes() + sum(w.untyped_storage().nbytes() for w in opened.net.model.parameters())
+        ),
+    )
+    opened.sleep(), opened.wake()
+    assert not told, "a CPU has no such allocator"
+    opened.device = torch.device("cuda")
+    opened.sleep(), opened.sleep()
+    assert told == [0]
 
 
 def test_weights_from_files_leave_memory_too(tmp_path):

@@ -3,6 +3,7 @@
 import sys
 from dataclasses import replace
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -37,6 +38,7 @@ CONFIGS["llama-rope"] = {
     },
 }
 CONFIGS["llama-41"] = {**CONFIGS["llama"], "vocab_size": 41}  # which tp does not divide
+MOMENTS = ("exp_avg", "exp_avg_sq")
 OPTIM = Optim(lr=1e-3, weight_decay=0.1, grad_clip=0.4, schedule="cosine", total=10, warmup=2)
 
 
@@ -279,6 +281,25 @@ def check_alone():
     return {}
 
 
+def check_asleep(kind, axes):
+    """Gradients leave memory too, with as many bytes as come back; training goes on as where nobody slept."""
+    opened, awake = (both(kind, axes, optim=OPTIM)[0] for _ in range(2))
+    batch = rollouts(engine(kind))
+    here, module = mine(opened, batch), opened.trainer.optimizer.module
+    buffers = [buffer.grad_data.untyped_storage() for buffer in (*module.buffers, *module.expert_parallel_buffers)]
+    sizes = [storage.nbytes() for storage in buffers]
+    for _ in range(2):
+        found, wanted = opened.update(here, rl.sft(), minibatch=8), awake.update(here, rl.sft(), minibatch=8)
+        assert found == wanted and opened.digest() == awake.digest()
+        held = {s.tensor.untyped_storage().data_ptr(): s.tensor.untyped_storage().nbytes()
+                for s in (*opened.shards(), *opened.state_shards()[0])}  # fmt: skip
+        assert min(sizes) > 0 and opened.sleep() == sum(held.values()) + sum(sizes)
+        assert [storage.nbytes() for storage in buffers] == [0] * len(sizes)
+        assert opened.sleep() == 0 and opened.wake() == sum(held.values()) + sum(sizes) and opened.wake() == 0
+        assert [storage.nbytes() for storage in buffers] == sizes
+    return {}
+
+
 def check_low(axes, others):
     """In bfloat16 the weights that are trained are float32; they and the moments go to other layouts bit for bit."""
     low = Build(Model(config=CONFIGS["qwen2"]), axes=axes, dtype="bf16", optim=OPTIM)
@@ -325,6 +346,62 @@ def check_errors():
             open_engine("megatron", wrong)
         assert told.value.fix
     return {}
+
+
+class Fused(torch.optim.Optimizer):
+    """Adam as Transformer Engine and apex have it: the count of steps is the group's, and begins with the first one."""
+
+    def __init__(self, weights):
+        super().__init__(weights, {"lr": 1e-2, "betas": (0.9, 0.99), "eps": 1e-8})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            group["step"] = group["step"] + 1 if "step" in group else 1
+            for weight in group["params"]:
+                state = self.state[weight]
+                if not state:
+                    state |= {kind: torch.zeros_like(weight) for kind in ("exp_avg", "exp_avg_sq")}
+                corrected = []
+                for kind, beta, seen in zip(state, group["betas"], (weight.grad, weight.grad**2), strict=False):
+                    state[kind].lerp_(seen, 1 - beta)
+                    corrected.append(state[kind] / (1 - beta ** group["step"]))
+                weight -= group["lr"] * corrected[0] / (corrected[1].sqrt() + group["eps"])
+
+
+def test_optimizers_that_count_steps_by_group_go_on_where_they_were():
+    """Neither Transformer Engine nor apex is here; theirs begin to count in the first step, which a resume is before."""
+    from flowrl.backends.megatron.optimizer import Optimizer
+
+    def made():
+        weight = torch.nn.Parameter(torch.ones(2, 3))
+        fused, optimizer = Fused([weight]), Optimizer.__new__(Optimizer)
+        optimizer.distributed = False
+        optimizer.parts = [SimpleNamespace(
+            optimizer=fused, param_groups=fused.param_groups, get_parameters=lambda: [weight])]  # fmt: skip
+        return weight, fused, optimizer
+
+    def train(weight, fused, steps):
+        for number in steps:
+            weight.grad = torch.arange(6.0).view(2, 3) - number
+            fused.step()
+        return weight.detach().clone()
+
+    weight, fused, optimizer = made()
+    whole = train(weight, fused, range(6))
+    weight, fused, optimizer = made()
+    kept = train(weight, fused, range(4)), {kind: fused.state[weight][kind].view(-1).clone() for kind in MOMENTS}
+    resumed, fused, optimizer = made()
+    with torch.no_grad():
+        resumed.copy_(kept[0])
+    optimizer.take(resumed, kept[1], 4)
+    assert torch.equal(train(resumed, fused, range(4, 6)), whole)
+    first = train(*made()[:2], [0])
+    for begin in (optimizer.restart, lambda: optimizer.take(resumed, None, 4)):
+        begin()
+        with torch.no_grad():
+            resumed.fill_(1.0)
+        assert torch.equal(train(resumed, fused, [0]), first), "from none they begin anew"
 
 
 def report(found):
@@ -415,6 +492,15 @@ def test_saved(kind, axes, head, tmp_path):
 @pytest.mark.nightly
 def test_alone():
     run(check_alone, 1, timeout=200)
+
+
+@pytest.mark.parametrize(
+    ("kind", "axes"),
+    [("qwen2", {}), pytest.param("qwen3-moe", {"ep": 2}, marks=pytest.mark.nightly)],
+    ids=str,
+)
+def test_asleep_it_holds_no_gradients_and_awake_it_trains_on(kind, axes):
+    run(check_asleep, 2 if axes else 1, kind, axes, timeout=200)
 
 
 @pytest.mark.nightly

@@ -428,6 +428,7 @@ def test_after_sleep_it_computes_with_the_weights_that_it_had_and_with_new_ones(
     asked = Column.of(PROMPTS, "prompt", "i32"), 2, torch.arange(2 * len(PROMPTS)), Sampling(8)
     whole, digest, publishes = ours.generate(*asked), ours.digest(), ours.publishes
     assert ours.sleep() > ours.wake() > 0 and ours.digest() == digest
+    assert ours.sleep() == ours.wake() > 0, "what vLLM has comes back with a publish alone"
     assert ours.publishes == publishes, "what it has not been asked for it does not need"
     assert ours.generate(*asked).ids.equal(whole.ids) and ours.publishes == publishes + 1
     ours.sleep()
@@ -452,7 +453,7 @@ def test_rows_may_be_ended_while_it_sleeps(opened):
     gone = [*ours.abort(calls[0]), *ours.abort(calls[1], [0])]
     assert [(row.call, row.row, len(row.ids)) for row in gone] == [
         *((calls[0], row, 1) for row in range(len(PROMPTS))), (calls[1], 0, 1)]  # fmt: skip
-    ours.wake()
+    ours.wake(), ours.sleep(), ours.wake()  # and none comes between
     left = []
     while ours.running():
         left += ours.step()

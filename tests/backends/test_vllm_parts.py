@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from importlib import metadata
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from flowrl.backends import open_engine
 from flowrl.backends.draw import draw_from
 from flowrl.backends.hf.generation.sample import draw
 from flowrl.backends.probe import TOLERANCE, expected, probe_rows
+from flowrl.backends.vllm import server as process
 from flowrl.backends.vllm import versions
 from flowrl.backends.vllm.columns import differing, picked, wanted
 from flowrl.backends.vllm.proof import check_probe, check_weights
@@ -221,6 +224,33 @@ def test_tokens_are_drawn_from_logits_as_from_hidden_states():
         draw(hidden, head, uniform, how), draw_from(head.logits(hidden), uniform, how, None), strict=True
     ):
         assert torch.equal(one, other)
+
+
+def test_a_process_that_sleeps_already_is_not_emptied_again_and_keeps_its_rows(monkeypatch):
+    """The other side may wake and sleep without a publish between, which alone brings memory back here."""
+    begun, slept, told = [], [], []
+    there = SimpleNamespace(
+        open_engine=lambda *_, **__: SimpleNamespace(abort_request=lambda names: None),
+        add_row=lambda engine, name, tokens, *_: begun.append(tokens),
+        sleep=lambda engine, parameters: slept.append(parameters) or 512,
+        wake=lambda engine: slept.clear(),
+        running_rows=lambda engine: 0,
+    )
+    monkeypatch.setattr(process, "adapter", lambda version: there)
+    monkeypatch.setattr(process, "open_weights", lambda memory: (None, {}, []))
+    monkeypatch.setitem(sys.modules, "flowrl.backends.vllm.draw", SimpleNamespace(SAMPLING={}, DRAWN={}))
+    line: Any = SimpleNamespace(send_bytes=lambda said: told.append(json.loads(said)))
+    opened = dict.fromkeys(("version", "folder", "dtype", "positions", "ranks"), "") | {"options": {"rows": 4}}
+    server: Any = process.Server(line, opened)
+    sampling = vars(Sampling(4)) | {"stop": []}
+    said = {"prompts": [[5, 6], [7]], "n": 1, "seeds": [1, 2], "starts": [0, 0], "limits": [4, 4], "stops": []}
+    server.submit({"call": 1, "sampling": sampling, "kept": [], **said})
+    for call in (2, 3, 4):
+        server.sleep({"call": call, "weights": {}})
+    assert [answer.get("freed") for answer in told] == [None, 512, 0, 0] and len(slept) == 1
+    with pytest.raises(AttributeError, match="hold"):  # once it is awake a publish goes on with more than is here
+        server.publish({"call": 5, "number": 1, "weights": {}})
+    assert not slept and begun[2:] == [[5, 6], [7]]
 
 
 def test_what_is_wrong_with_a_weight_is_named():

@@ -115,12 +115,14 @@ class ShardedParameters(Parameters):
         return boxes.digest(self.pool.gather(boxes.sums(self.shards())))
 
     def whole_state(self) -> dict[str, Tensor] | None:
-        """All weights on the first rank, adapters merged, sent there one part at a time; nothing on the others."""
-        found = self._gathered(self.merged())
-        if found is None:
-            return None
-        buffers = {n: b for n, b in self.model.named_buffers() if n in self.model.state_dict()}
-        return {**{n: b.cpu() for n, b in buffers.items()}, **found}
+        """All weights on the first rank, adapters merged, and the buffers that are saved too; nothing on the others.
+
+        They are sent there one part at a time. Buffers are whole on each rank of the stage that they are of.
+        """
+        saved, first = self.model.state_dict(), not any(self.at)
+        buffers = {n: b for n, b in self.model.named_buffers() if n in saved}
+        whole = [Shard(n, tuple(b.shape), (0,) * b.dim(), b, first) for n, b in buffers.items()]
+        return self._gathered([*whole, *self.merged()])
 
     def whole_trained(self) -> dict[str, Tensor] | None:
         return self._gathered([s for s in self.shards() if s.name in self.trained])

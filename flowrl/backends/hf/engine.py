@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...batch import Batch, Column
-from ...errors import ModelError, PlanError, ProgramError
+from ...errors import DataError, ModelError, PlanError, ProgramError
 from ...placement.cluster.mesh import Mesh
 from ...rl.loss_spec import Loss
 from ...workers.model_options import Build, Sampled, Sampling
@@ -119,7 +119,7 @@ class HFEngine(Streaming):
 
         Reads ``tokens`` and ``response_mask`` (for its lengths: tokens outside the mask have a log-probability too).
         """
-        self._needs("lm", "logprobs")
+        self._needs("lm", "logprobs", batch)
         found = self.reader.logprobs(batch, micro_tokens, entropy=entropy)
         column: Column = found[0] if entropy else found
         check_finite("log-probabilities", column.values, self.parameters, least=False)
@@ -127,21 +127,21 @@ class HFEngine(Streaming):
 
     def distribution(self, batch: Batch, *, micro_tokens: int | None = None) -> Column:
         """``log p`` of every token of the vocabulary before each response token, f32[*response, vocab]."""
-        self._needs("lm", "distribution")
+        self._needs("lm", "distribution", batch)
         found = self.reader.distribution(batch, micro_tokens)
         check_finite("log-probabilities", found.values, self.parameters, least=False)
         return found
 
     def values(self, batch: Batch, *, micro_tokens: int | None = None) -> Column:
         """The scalar head's number before each response token, f32[*response]: at the state that predicts it."""
-        self._needs("scalar", "values")
+        self._needs("scalar", "values", batch)
         found = self.reader.values(batch, micro_tokens)
         check_finite("values", found.values, self.parameters)
         return found
 
     def scores(self, batch: Batch, *, micro_tokens: int | None = None) -> Column:
         """The scalar head's number at the last token of each row of ``tokens``, f32[]."""
-        self._needs("scalar", "scores")
+        self._needs("scalar", "scores", batch)
         found = self.reader.scores(batch, micro_tokens)
         check_finite("scores", found.values, self.parameters)
         return found
@@ -184,7 +184,8 @@ class HFEngine(Streaming):
                 f"The model '{self.build.model.title}' was opened without an optimizer, so it cannot be trained.",
                 fix="Give it a learning rate.",
             )
-        self._needs("lm" if loss.on == "logprobs" else "scalar", f"update with {loss.name}")
+        rows = [batch] if pretraining is None else [batch, pretraining]
+        self._needs("lm" if loss.on == "logprobs" else "scalar", f"update with {loss.name}", *rows)
         return self.trainer.update(
             batch,
             loss,
@@ -365,6 +366,10 @@ class HFEngine(Streaming):
         self.offloaded = Offloaded.of(self.state_shards(), self.parameters.shards())
         if "batch" in vars(self):
             self.batch.fall_asleep()
+        if self.trainer is not None:
+            freed += self.trainer.fall_asleep()
+        if self.device.type == "cuda":  # what is free in torch's allocator is free for this process alone
+            torch.cuda.empty_cache()
         return freed + self.offloaded.bytes
 
     def wake(self) -> int:
@@ -375,7 +380,7 @@ class HFEngine(Streaming):
         self.offloaded = None
         if "batch" in vars(self):
             self.batch.awake()
-        return size
+        return size + (0 if self.trainer is None else self.trainer.awake())
 
     # -- inside -----------------------------------------------------------------------------------------------------
 
@@ -388,13 +393,28 @@ class HFEngine(Streaming):
                 fix="Generate with an engine of its own, such as hf.",
             )
 
-    def _needs(self, head: str, what: str) -> None:
+    def _needs(self, head: str, what: str, *batches: Batch) -> None:
+        """Raise the error of a call that is not for this engine, or of its rows."""
         if self.offloaded is not None:
             raise asleep()
         if self.build.head != head:
             raise ProgramError(
                 f"The model '{self.build.model.title}' has the head '{self.build.head}'; {what} needs '{head}'.",
                 fix="Call it on a worker of the right kind: log-probabilities on an actor, values on a critic.",
+            )
+        for batch in batches if self.net.rotary_reach else ():
+            self._check_lengths(batch, self.net.rotary_reach or 0)
+
+    def _check_lengths(self, batch: Batch, most: int) -> None:
+        """Raise DataError for a row with which the numbers of others would change."""
+        lengths = batch.tokens.lengths
+        if len(lengths) and int(lengths.max()) > most:
+            row = int(lengths.argmax())
+            raise DataError(
+                f"Row {batch.keys[row]} has {int(lengths[row])} tokens. From {most + 1} on, "
+                f"'{self.build.model.title}' has other rotary embeddings for all rows of a pass: what it gives for one "
+                "would depend on those beside it.",
+                fix=f"Filter or shorten the rows to {most} tokens, or use a model whose rotary embeddings are fixed.",
             )
 
     def _micro_tokens(self, *, training: bool) -> int:

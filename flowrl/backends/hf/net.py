@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property
@@ -184,9 +184,15 @@ class Net:
 
     @property
     def positions(self) -> int | None:
-        """How many tokens a sequence may have, where the configuration says so."""
-        most = getattr(self.config, "max_position_embeddings", None)
-        return most if isinstance(most, int) and most > 0 else None
+        """How many tokens a sequence may have, where the configuration says so; not above :attr:`rotary_reach`."""
+        said = (getattr(self.config, "max_position_embeddings", None), self.rotary_reach)
+        found = [most for most in said if isinstance(most, int) and most > 0]
+        return min(found) if found else None
+
+    @cached_property
+    def rotary_reach(self) -> int | None:
+        """Up to how many tokens its rotary embeddings do not depend on the other rows of a pass; None is any number."""
+        return rotary_reach(self.config)
 
     # -- finding out what it is -------------------------------------------------------------------------------------
 
@@ -290,6 +296,22 @@ def _logit_scale(config: Any) -> float:
     if getattr(config, "logits_scaling", None) is not None:  # Granite
         return 1.0 / float(config.logits_scaling)
     return 1.0
+
+
+def rotary_reach(config: Any) -> int | None:
+    """How many tokens the longest row of a pass may have before its length changes the rotary embeddings of all.
+
+    ``longrope`` has other frequencies behind the length of its pretraining, ``dynamic`` behind the model's positions.
+    """
+    said = getattr(config, "rope_parameters", None) or {}
+    found: list[int] = []
+    for kind in (said, *(each for each in said.values() if isinstance(each, Mapping))):  # all, or each kind of layers
+        name = kind.get("rope_type") or ""
+        if name == "longrope":
+            found.append(kind["original_max_position_embeddings"])
+        elif "dynamic" in name:
+            found.append(config.max_position_embeddings)
+    return min(found) if found else None
 
 
 def attention_reach(config: Any) -> int | None:

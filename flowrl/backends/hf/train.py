@@ -108,6 +108,14 @@ class Trainer:
             metrics.rows_seen = of_all_ranks(self.told(data.seen.to_json()), self.team)
         return metrics
 
+    def fall_asleep(self) -> int:
+        """Free what there is between steps beside weights and moments; return the bytes. Here gradients are not."""
+        return 0
+
+    def awake(self) -> int:
+        """Take it back; return the bytes."""
+        return 0
+
     def told(self, item: Any) -> Any:
         """What is found where the loss is computed, on all ranks that share the passes."""
         return item

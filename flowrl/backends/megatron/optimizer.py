@@ -69,11 +69,30 @@ class Optimizer:
         self.parts = list(getattr(made, "chained_optimizers", [made]))
         for group in self._groups():
             group["weight_decay"] = optim.weight_decay * group["wd_mult"]
+        self._emptied: list[tuple[Tensor, int]] = []  # buffers of gradients without memory, and their bytes
 
     def zero(self) -> None:
         """Forget gradients."""
         self.module.zero_grad_buffer()
         self.whole.zero_grad()
+
+    def empty(self) -> int:
+        """Free the memory of gradients, which megatron-core keeps between steps. Returns the bytes."""
+        module: Any = self.module
+        buffers = [*module.buffers, *module.expert_parallel_buffers]
+        storages = [buffer.grad_data.untyped_storage() for buffer in buffers]
+        self._emptied = [(b.grad_data, s.nbytes()) for b, s in zip(buffers, storages, strict=True)]
+        for storage in storages:
+            storage.resize_(0)
+        return sum(size for _, size in self._emptied)
+
+    def refill(self) -> int:
+        """Take it back, with no gradients in it. Returns the bytes."""
+        emptied, self._emptied = self._emptied, []
+        for gradients, size in emptied:
+            gradients.untyped_storage().resize_(size)
+            gradients.zero_()
+        return sum(size for _, size in emptied)
 
     def norm(self) -> float:
         """The norm of the gradient of the whole model, the same on every rank."""
@@ -97,7 +116,7 @@ class Optimizer:
         """Forget the moments."""
         for part in self.parts:
             part.optimizer.state.clear()
-        self._count(0)
+            _count(part, 0)
 
     def held(self, parameter: Any) -> Held | None:
         """What this rank trains of a parameter; None where other ranks train all of it."""
@@ -132,7 +151,7 @@ class Optimizer:
             if moments is not None:
                 state: dict[str, Any] = {kind: moments[kind].view(shape) for kind in MOMENTS}
                 part.optimizer.state[key] = state | {"step": torch.tensor(float(steps), dtype=torch.float32)}
-        self._count(steps)
+            _count(part, 0 if moments is None else steps)
 
     def weights_written(self, *, trained: bool) -> None:
         """Somebody wrote into the model's weights, or into the ``trained`` ones: make the others the same."""
@@ -149,11 +168,15 @@ class Optimizer:
         for part in self.parts:
             yield from part.param_groups
 
-    def _count(self, steps: int) -> None:
-        """Fused optimizers count steps once per group."""
-        for group in self._groups():
-            if "step" in group:
-                group["step"] = steps
+
+def _count(part: Any, steps: int) -> None:
+    """Note how many steps there were where the optimizer counts them by group, which fused ones do from the first on;
+    torch's own counts in what it has of each parameter."""
+    for group in part.param_groups if not isinstance(part.optimizer, torch.optim.AdamW) else ():
+        if steps:
+            group["step"] = steps
+        else:
+            group.pop("step", None)
 
 
 def _main(part: Any, parameter: Any) -> Any:

@@ -77,6 +77,12 @@ class StageTrainer(Trainer):
         told = self.net.told(_said(kept, owner, len(parts)))
         return [self._report(part, *said) for part, said in zip(parts, told, strict=True)]
 
+    def fall_asleep(self) -> int:
+        return self.optimizer.empty()
+
+    def awake(self) -> int:
+        return self.optimizer.refill()
+
     def told(self, item: Any) -> Any:
         return self.net.told(item)
 

@@ -289,7 +289,13 @@ class Server:
                     self._begin(row)
 
     def sleep(self, asked: dict[str, Any]) -> None:
-        """Free what holds keys, values and weights, until the next publish; rows go on after it."""
+        """Free what holds keys, values and weights, until the next publish; rows go on after it.
+
+        It may sleep already: what wakes the other side brings nothing back here.
+        """
+        if self.resting is not None:
+            self.send(call=asked["call"], freed=0)
+            return
         self.resting = self._withdraw(self.rows)
         _, parameters, _ = self._weights(asked["weights"])
         self.send(call=asked["call"], freed=self.vllm.sleep(self.engine, parameters))

@@ -163,6 +163,9 @@ class NetBatch(ContinuousBatch):
         with torch.no_grad(), self.net.mixed():
             states = [self._ragged.next(), *(cohort.next() for cohort in self._cohorts)]
             slotted, plain = self._joining(rows)
+            if slotted or plain:
+                others = sum(cohort.room for cohort in (*self._cohorts, *plain))
+                self._ragged.make_room(slotted, self._room - others)
             states.append(self._ragged.join(slotted))
             self._note_joined(slotted, [row for cohort in plain for row in cohort.rows])
             for cohort in plain:
@@ -257,7 +260,7 @@ class Ragged:
     @property
     def width(self) -> int:
         """Tokens that the longest of its rows may have in the end."""
-        return max((len(row.prompt) + row.limit for row in self.rows), default=0)
+        return _width(self.rows)
 
     @property
     def bytes(self) -> int:
@@ -319,8 +322,30 @@ class Ragged:
         weights = sum(weight.nbytes for weight in self.net.model.parameters())
         return 2 * weights // max(1, self.net.cache_bytes_per_token())
 
+    def make_room(self, coming: list[RunningRow], room: int) -> None:
+        """Have a cache for its rows and others that come, of at most ``room`` tokens unless they need more.
+
+        It stays as large as it was, and has half as many rows again when it grows, as far as the room goes.
+        """
+        rows = [*self.rows, *coming]
+        count, width = len(rows), _width(rows)
+        if not count:
+            return
+        if self.cache is None:
+            self.cache = RaggedCache(self.net.config.num_hidden_layers, count, width, self.net.compute)
+            return
+        wide, more = max(width, self.cache.width), self.cache.rows
+        if max(count, more) * wide > room:  # most of its rows, or the widest one, may have left long ago
+            wide = width
+        if count > more:
+            more = max(count, more * 3 // 2)
+        more = min(more, max(count, room // wide))
+        if (more, wide) != (self.cache.rows, self.cache.width):
+            used = int(self.lengths.max()) if len(self.lengths) else 0
+            self.cache.grow(more, wide, used)
+
     def join(self, rows: list[RunningRow]) -> States:
-        """Take rows in; the hidden states after their tokens. Equal tokens are computed once."""
+        """Take rows in, which there is room for; hidden states after their tokens. Equal tokens are computed once."""
         if not rows:
             return [], torch.zeros(0)
         net = self.net
@@ -331,7 +356,6 @@ class Ragged:
         joined = [row for text in ordered for row in texts[text]]
         place, found = len(self.rows), []
         self.rows += joined
-        self._make_room()
         for part in _of_like_length(ordered, prefill_tokens(net.device)):
             counts = torch.tensor([len(texts[text]) for text in part])
             source = torch.arange(len(part)).repeat_interleave(counts).to(net.device)
@@ -365,14 +389,9 @@ class Ragged:
         assert self.cache is not None, "rows are in a cache"
         return self.cache
 
-    def _make_room(self) -> None:
-        rows, width = len(self.rows), self.width
-        if self.cache is None:
-            self.cache = RaggedCache(self.net.config.num_hidden_layers, rows, width, self.net.compute)
-        elif rows > self.cache.rows or width > self.cache.width:
-            more = max(rows, self.cache.rows * 3 // 2) if rows > self.cache.rows else self.cache.rows
-            used = int(self.lengths.max()) if len(self.lengths) else 0
-            self.cache.grow(more, max(width, self.cache.width), used)
+
+def _width(rows: list[RunningRow]) -> int:
+    return max((len(row.prompt) + row.limit for row in rows), default=0)
 
 
 def _of_like_length(ordered: list[tuple[int, ...]], most: int) -> Iterator[list[tuple[int, ...]]]:
