@@ -112,10 +112,10 @@ def too_long(study: Study) -> Iterator[PlanError]:
 # -- memory ------------------------------------------------------------------------------------------------------------
 
 
-def _whole_row(study: Study) -> Iterator[PlanError]:
-    """Yield an error for each engine whose KV cache cannot hold one row of as many tokens as the engine may be given.
+def short_caches(study: Study) -> Iterator[tuple[str, Place, float, float, int]]:
+    """Yield the engines whose KV cache cannot hold one row of as many tokens as the engine may be given.
 
-    Engines refuse to start with one, or end rows where it is full.
+    Each with its place, the bytes of the cache, those of a token, and the tokens of such a row.
     """
     for worker, use, place, role in placed_models(study):
         row, said, kind = backend(place.backend), place.options, _device(study, place)
@@ -127,14 +127,20 @@ def _whole_row(study: Study) -> Iterator[PlanError]:
             continue  # there is another error, or run has no such engine
         most = min((t for t in (role.model.positions, int(said.get("context") or 0)) if t), default=0)
         token = kv_bytes(role.model, place.mesh, 1)
-        if most * token <= size:
-            continue
-        fits = int(size / token)
+        if most * token > size:
+            yield worker, place, size, token, most
+
+
+def _whole_row(study: Study) -> Iterator[PlanError]:
+    """Yield an error for each of them: engines refuse to start with one, or end rows where it is full."""
+    for worker, place, size, token, most in short_caches(study):
+        title, fits = study.plan.title_of(worker, "generate"), int(size / token)
         wanted = -(-most * token // (_GIB / 4)) / 4  # whole quarters of a GiB
-        more = f"write kv_cache: {wanted:g}" if "kv_cache" in said or kind == "cpu" else "place others elsewhere"
+        said = "kv_cache" in place.options or _device(study, place) == "cpu"
+        more = f"write kv_cache: {wanted:g}" if said else "place others elsewhere"
         yield PlanError(
-            f"{study.plan.title_of(worker, use)}: the KV cache of {size / _GIB:.3g} GiB holds {fits} tokens, and "
-            f"{row.name} may be given a row of {most}.",
+            f"{title}: the KV cache of {size / _GIB:.3g} GiB holds {fits} tokens, and {place.backend} may be given a "
+            f"row of {most}.",
             at=place.at or study.plan.pools[place.pool].at,
             fix=f"Write context: {max(2, fits)} beside the engine if no row is longer, or {more}.",
         )

@@ -19,11 +19,12 @@ from ..placement.search.problem import Member, Problem
 from ..placement.search.step_time import Placed
 from ..schedule.report.figures import title_of, totals
 from ..schedule.simulation import Simulation
-from .check_plan import too_long
+from .check_plan import short_caches, too_long
 from .plan_settings import refined
 from .study import Study
 
 _TRIED_STEPS = 24  # that are simulated to tell settings apart
+_TOKENS = 128  # a context is a multiple of
 _FEW_STEPS, _MANY_ROWS = 12, 1024  # where each is an average of so many rows, and no more than two are open at a time
 
 
@@ -79,7 +80,7 @@ def find_plan(
 
     def settled(plan: Plan, seconds: float) -> Refined:
         """Settings are told apart by a few steps, as placements are; all steps are flown of the best alone."""
-        return refined(study, plan, seconds, staleness, flights.soon)
+        return refined(study, _with_contexts(study, plan), seconds, staleness, flights.soon)
 
     def found_in(problem: Problem) -> Found:
         return search(problem, costs, simulated=flights.soon, refine=settled, confirmed=flights.whole)
@@ -93,8 +94,22 @@ def find_plan(
             found = found_in(replace(problem, offload=True))
         except PlanError:
             raise error from None
-    runner_up = found.runner_up and flights.told(found.runner_up)
-    return replace(found, best=flights.told(found.best), runner_up=runner_up)
+    best, runner_up = (
+        placed and flights.told(replace(placed, plan=_with_contexts(study, placed.plan)))
+        for placed in (found.best, found.runner_up)
+    )
+    assert best is not None, "a search that finds nothing raises"
+    return replace(found, best=best, runner_up=runner_up)
+
+
+def _with_contexts(study: Study, plan: Plan) -> Plan:
+    """Return the plan with a ``context`` for each engine whose KV cache holds no row of all positions of its model."""
+    for worker, place, size, token, _ in list(short_caches(study.under(plan))):
+        context = int(size / token) // _TOKENS * _TOKENS
+        if context and "context" not in place.options:
+            options = {**place.options, "context": context}
+            plan = plan.placing(worker, "generate", replace(place, options=options))
+    return plan
 
 
 class _Flights:

@@ -74,7 +74,7 @@ def agrees(seed: int) -> None:
     assert found.runner_up is None or found.runner_up.step_seconds >= found.step_seconds
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [*range(3), 17])  # of 17 a cache holds no row of all positions: it has a context
 def test_a_plan_that_is_found_is_accepted_and_simulated_alike(seed):
     agrees(seed)
 
