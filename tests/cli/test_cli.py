@@ -514,8 +514,10 @@ PACKAGED = SCRIPT.replace("steps: int = 5", "steps: int = STEPS").replace(
 
 
 @pytest.fixture
-def package(tmp_path):
-    """A driver in a package that imports from it: ``mine/deep/driver.py``."""
+def package(tmp_path, monkeypatch):
+    """A driver in a package that imports from it: ``mine/deep/driver.py``. Other tests may have one of that name."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mine"]:
+        monkeypatch.delitem(sys.modules, name)
     for folder in (tmp_path / "mine", tmp_path / "mine" / "deep"):
         folder.mkdir()
         (folder / "__init__.py").write_text("")
