@@ -296,10 +296,10 @@ def saved_and_loaded(folder, axes):
     def rows(engine):
         return part(batch, engine, [9, 7] if engine.team.data > 1 else [16])
 
-    first.update(rows(first), loss, minibatch=5)
+    first.update(rows(first), loss, minibatch=3)
     shards, meta = first.state_shards()
     whole = whole_of(shards)
-    assert meta == {"steps": 4} and {n.partition(".")[0] for n in whole} == {"weights", "exp_avg", "exp_avg_sq"}
+    assert meta == {"steps": 6} and {n.partition(".")[0] for n in whole} == {"weights", "exp_avg", "exp_avg_sq"}
     first.save(folder)
     torch.distributed.barrier()
     kept = open_engine("hf", Build(Model(folder), dtype="fp64"))
@@ -314,8 +314,7 @@ def saved_and_loaded(folder, axes):
         other.load_state_shards(reader(whole), meta)
         again, meta_again = other.state_shards()
         assert meta_again == meta and from_whole(again, whole) == 0.0
-        # norms of transformers round to fp32, and ranks with other rows share other beginnings of them
-        assert apart(wanted, other.update(rows(other), loss)) < 1e-8
+        assert apart(wanted, other.update(rows(other), loss)) < EXACT
     bare = open_engine("fsdp2", build({"tp": 2}, extra={"vocab_size": 41}))
     bare.load_state_shards(reader({n: w for n, w in whole.items() if n.startswith("weights.")}), {"steps": 0})
     assert not bare.trainer.adamw.state and bare.digest() == kept.digest()
