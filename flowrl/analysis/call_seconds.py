@@ -29,6 +29,11 @@ def prompts_of(made: Made) -> int:
     return made.rows // n if isinstance(n, int) and n else made.rows
 
 
+def plays_episodes(made: Made) -> bool:
+    """Whether a call plays episodes: it asks a policy row by row for rows of its own."""
+    return bool(made.call.serves) and made.call.op.external and made.call.op.rows == "expand"
+
+
 class NoTime:
     """Calls that take no time: for looking at a program, not at a schedule."""
 

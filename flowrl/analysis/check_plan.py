@@ -15,6 +15,7 @@ from ..placement.cost.worker_memory import RESERVE_BYTES
 from ..placement.model.weight_layout import check_layout
 from ..placement.plan.plan import Place
 from ..placement.search.engine_refusals import refusals, refusals_of_use
+from .engine_caches import cache_of
 from .plan_warnings import (
     cut_responses,
     file_of,
@@ -122,7 +123,7 @@ def short_caches(study: Study) -> Iterator[tuple[str, Place, float, float, int]]
         if use != "generate" or role.model is None or not row.keeps_cache or said.get(row.remote):
             continue
         experts = bool(role.model.experts)
-        size = study.cache_of(worker)
+        size = cache_of(study, worker)
         if size is None or any(row.unrun(place.mesh.said, said, kind, experts=experts)):
             continue  # there is another error, or run has no such engine
         most = min((t for t in (role.model.positions, int(said.get("context") or 0)) if t), default=0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import ceil
@@ -18,29 +18,27 @@ from ..lowering.lower import Execution, choose_runtime, lower
 from ..lowering.roles import roles_of
 from ..lowering.scheme_of_program import scheme_of
 from ..lowering.unsupported import unsupported
-from ..placement.backends import backend
 from ..placement.cluster.mesh import Mesh
-from ..placement.cost.calibrated_costs import Calibrated, placed
+from ..placement.cost.calibrated_costs import Calibrated
 from ..placement.cost.continuous_batch import Turns
 from ..placement.cost.cost_model import Costs
 from ..placement.cost.host_memory import HostUse, host_uses
 from ..placement.cost.pool_memory import PoolMemory, Turn, loads_of, pool_memory, turns_of
 from ..placement.cost.roofline import Roofline
 from ..placement.cost.work import Role, Work, Workload
-from ..placement.plan.plan import Place, Plan
+from ..placement.plan.plan import Plan
 from ..schedule.events import Memory
 from ..schedule.fly_program import Flight, Made
 from ..schedule.machine import Machine
 from ..schedule.scheme import Scheme
-from ..schedule.simulation import Simulation, bars_of, pool_times, steady, steady_error
+from ..schedule.simulation import Simulation, bars_of, pool_times, steady
 from ..schedule.virtual_clock import VirtualClock
 from ..schedule.wait_graph import WaitRecorder, Waits
-from .call_seconds import Faster, NoTime, Pace, prompts_of
+from .assumptions import assumptions_of
+from .call_seconds import Faster, NoTime, Pace, plays_episodes, prompts_of
+from .engine_caches import engine_options
 from .row_lengths import RowLengths, Tokens
 
-_SURE = 0.003  # by what part a steady step may be off before it is said
-_MOST_ROWS = 1024  # of a replica in one batch, unless a plan says more
-_MIB = 1 << 20
 _MOST_STALENESS = 30  # of the steps whose waits are looked at; above, more of the same are open at a time
 
 
@@ -98,45 +96,8 @@ class Study:
 
     @cached_property
     def engine_options(self) -> EngineOptions:
-        """What engines are opened with where the plan leaves it to the memory of their devices, by worker.
-
-        On GPUs of a cluster the KV cache is all that others leave it, and a batch has all rows of a replica. Elsewhere
-        an engine takes its defaults.
-        """
-        found: dict[str, dict[str, float]] = {}
-        if not any(self._leaves_cache(place) for _, _, place in self.plan.roles()):
-            return found
-        for pool, memory in self.pool_memory.items() if self.has_sizes else ():
-            turns = self.turns(pool)
-            for name, usage in memory.residents.items() if turns and memory.fits(turns) is None else ():
-                place = self.plan.place_of(usage.role, usage.use)
-                if usage.keeps and self._leaves_cache(place):
-                    size = memory.cache(name, turns, in_turns=self.runtime == "ray")
-                    rows = max(int(backend(place.backend).default("rows")), min(usage.rows, _MOST_ROWS))
-                    found[usage.role] = {"kv_cache": size // _MIB / 1024, "rows": rows}
-        return found
-
-    def cache_of(self, worker: str) -> float | None:
-        """Return the bytes of the KV cache of a worker's engine on each device in a run.
-
-        None where its pool does not fit, or where the engine has no such cache.
-        """
-        place = self.plan.place_of(worker, "generate")
-        if not backend(place.backend).keeps_cache:
-            return None
-        if self._leaves_cache(place):
-            left = self.engine_options.get(worker, {}).get("kv_cache")
-            return None if left is None else left * (1 << 30)
-        return float(place.options.get("kv_cache") or backend(place.backend).default("kv_cache")) * (1 << 30)
-
-    def _leaves_cache(self, place: Place) -> bool:
-        """Whether the plan leaves the KV cache of an engine to the memory of its devices."""
-        return backend(place.backend).keeps_cache and "kv_cache" not in place.options and self.has_gpus(place)
-
-    def has_gpus(self, place: Place) -> bool:
-        """Whether a place has devices of a cluster with a memory of their own."""
-        cluster, devices = self.plan.cluster, self.plan.pools[place.pool].devices
-        return cluster is not None and bool(devices) and cluster.kind(devices[0]).name != "cpu"
+        """What engines are opened with where the plan leaves it to the memory of their devices, by worker."""
+        return engine_options(self)
 
     def unsupported(self) -> list[PlanError]:
         """Return what its runtime cannot do of the plan."""
@@ -271,7 +232,7 @@ class Study:
     def episode_turns(self, made: Made) -> Turns | None:
         """Return the turns of a call's episodes, where some were said or measured; None of a call that plays none."""
         title = made.call.title
-        return self.tokens.turns_of(self.ids.get(made.call.place, title), title) if _plays(made) else None
+        return self.tokens.turns_of(self.ids.get(made.call.place, title), title) if plays_episodes(made) else None
 
     @cached_property
     def lengths(self) -> RowLengths:
@@ -380,7 +341,7 @@ class Study:
             setup.staleness,
             flown.events,
             assumed=tuple(f"{condition}   {at}" for condition, at in flight.assumed.items()),
-            notes=(*self._notes(), *self._notes_on_steps(flown.commits, setup.staleness)),
+            notes=assumptions_of(self, flown.commits),
             workers=self.workers,
             hosts=tuple(use.to_json() for use in self.host_memory),
         )
@@ -394,78 +355,6 @@ class Study:
         flight = Flight(execution.fn, recorder, execution.scheme, steps=steps, note=prompts_of)
         flight.fly(execution.fn, execution.parameters)
         return recorder.found()
-
-    def _notes(self) -> tuple[str, ...]:
-        """Return what the times rest on."""
-        notes = [f"no runtime does this yet, and flowrl run refuses it: {error.what}" for error in self.unsupported()]
-        notes += [*self._notes_on_lengths(), *self._notes_on_turns()]
-        notes += [*self._notes_on_places(), *self._notes_on_activations()]
-        costs = self.cost_model
-        if isinstance(costs, Roofline):
-            if any(work.kind == "external" for work in self.works.values()):
-                row = costs.efficiency.row_s
-                notes.append(f"a row of a reward or environment: {1000 * row:g} ms on a process (assumed)")
-            if costs.error is None:
-                notes.append("the roofline is not calibrated: compare plans, do not promise seconds")
-            else:
-                of = f"the calls of {costs.efficiency.name} were {costs.error:.0%} off it"
-                notes.append(f"the parts of a peak are fitted to a run: half of {of} or less")
-        return tuple(notes)
-
-    def _notes_on_places(self) -> Iterator[str]:
-        """Calls whose seconds were measured elsewhere than where the plan has them."""
-        for work in self.works.values():
-            was = self.costs.places.get(work.title) if isinstance(self.costs, Calibrated) else None
-            now = placed(work.backend, work.mesh)
-            if was is not None and work.role.model is not None and was != now:
-                yield f"{work.node}: its seconds were measured on {was}, and are taken for {now}"
-
-    def _notes_on_activations(self) -> Iterator[str]:
-        """Workers whose memory and time are those of a driver that asks for recomputation, and does not."""
-        for work in self.works.values():
-            if work.kind == "train" and work.role.assumes_recomputation(work.backend):
-                yield (
-                    f"{work.node}: activations are taken to be recomputed in the backward pass (assumed for "
-                    f"{work.backend}); {work.role.name} does so with gradient_checkpointing=True"
-                )
-
-    def _notes_on_steps(self, commits: Mapping[int, float], staleness: int) -> Iterator[str]:
-        """How sure a steady step is where rows are drawn: more steps in flight may seem slower by that."""
-        lengths = [work.load.lengths for work in self._alone.values()]
-        error, steps = steady_error(commits, staleness)
-        if error > _SURE and any(each is not None and each.varies for each in lengths):
-            yield (
-                f"a steady step is an average of {steps} steps whose rows are drawn, right to {error:.1%} (a standard "
-                "error): compare bounds of staleness with more steps, or by the seconds of all of them"
-            )
-
-    def _notes_on_turns(self) -> Iterator[str]:
-        """What is taken of environments, by the calls of which it is alike."""
-        alike: dict[str, list[str]] = {}
-        for node, made in self.calls.items() if isinstance(self.cost_model, Roofline) else ():
-            if _plays(made):
-                alike.setdefault(self._turns_in_words(self.episode_turns(made)), []).append(node)
-        for said, nodes in alike.items():
-            yield f"{', '.join(nodes)}: {said}"
-
-    def _turns_in_words(self, turns: Turns | None) -> str:
-        if turns is None:
-            return "episodes of one turn, whose environment takes no time (assumed; see --episode-turns)"
-        basis = "said" if self.tokens.turns is not None else f"measured: {self.tokens.turns_source}"
-        if turns.count == 1:
-            return f"episodes of one turn ({basis})"
-        return f"{turns.count} turns in an episode, and {turns.seconds:g} s of its environment between two ({basis})"
-
-    def _notes_on_lengths(self) -> Iterator[str]:
-        if isinstance(self.costs, Calibrated) and self.tokens == Tokens():
-            yield f"tokens of a row: those of each call of {self.costs.run}"
-        else:
-            yield from self.lengths.said({n: made for n, made in self.calls.items() if n in self.works and made.rows})
-
-
-def _plays(made: Made) -> bool:
-    """Whether a call plays episodes: it asks a policy row by row for rows of its own."""
-    return bool(made.call.serves) and made.call.op.external and made.call.op.rows == "expand"
 
 
 def pool_text(plan: Plan, name: str) -> str:

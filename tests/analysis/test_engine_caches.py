@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from flowrl.analysis.check_plan import plan_findings
+from flowrl.analysis.engine_caches import cache_of
 from flowrl.analysis.row_lengths import Tokens
 from flowrl.analysis.search_problem import find_plan
 from flowrl.analysis.study import Study
@@ -111,5 +112,5 @@ def test_a_process_opens_its_engines_with_it_too(monkeypatch):
 
 def test_on_cpus_an_engine_takes_its_defaults_and_so_does_the_forecast():
     plain = study_of(of_two_pools({}, "cpu"), "qwen3-0.6b")[1]
-    assert opened(plain) == {} and plain.cache_of("actor") == 1 << 30
+    assert opened(plain) == {} and cache_of(plain, "actor") == 1 << 30
     assert rows_at_once(plain) == rows_at_once(saying(plain, {"kv_cache": 1.0, "rows": 256})) == 4
