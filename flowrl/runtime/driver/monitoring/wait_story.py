@@ -62,7 +62,8 @@ class WaitStory:
         lines = [self.state, *(f"  {wait}" for wait in self.waits), *self.pools]
         if self.blame:
             lines.append(f"To blame: {self.blame}")
-        return "\n".join([*lines, *([f"  fix  {self.fix}"] if self.fix else [])])
+        word = "then" if "\n  fix  " in self.blame else "fix "  # an error that says how to mend it comes first
+        return "\n".join([*lines, *([f"  {word} {self.fix}"] if self.fix else [])])
 
 
 def wait_story(run: Path) -> WaitStory:

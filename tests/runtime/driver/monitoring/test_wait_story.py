@@ -172,6 +172,15 @@ def waits_for_a_reward(out, reward, seconds):
     return wait_story(out)
 
 
+def test_a_failed_run_says_how_to_mend_it_and_then_how_to_go_on(tmp_path):
+    (tmp_path / "run.json").write_text('{"status": "failed", "script": "my_flow.py"}')
+    line = {"kind": "failed", "text": "RowsError: 'score' is NaN.\n  fix  Return a number."}
+    (tmp_path / "events.jsonl").write_text(json.dumps(line) + "\n")
+    *_, mend, go_on = wait_story(tmp_path).text().splitlines()
+    assert mend == "  fix  Return a number."
+    assert go_on.startswith("  then Go on with: flowrl run my_flow.py ")
+
+
 @pytest.mark.parametrize(
     ("given", "seconds", "deadline", "fix"),
     [
