@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import FlowError, ModelError
-from ..graph.may_see_older_weights import relaxed_calls
+from ..graph.may_see_older_weights import relaxed_calls, site
 from ..graph.record import Edge, Graph, Node, PoolInfo, WorkerInfo
 from ..placement.backends import backend
 from ..placement.cost.work import Workload
@@ -144,7 +144,7 @@ def _publish(worker: str, study: Study) -> Node:
 def _edges(graph: Graph, placed: Graph, study: Study, moved: Mapping[str, Node]) -> tuple[Edge, ...]:
     pools = {node.id: node.pool for node in placed.nodes}
     nodes = {node.id: node for node in placed.nodes}
-    edges: list[Edge] = []
+    relaxed, edges = _relaxed(study), list[Edge]()
     into: set[tuple[str, str]] = set()
     for edge in graph.edges:
         src, dst = nodes.get(edge.src), nodes.get(edge.dst)
@@ -157,7 +157,7 @@ def _edges(graph: Graph, placed: Graph, study: Study, moved: Mapping[str, Node])
                 way = transport(study.plan, source, move.pool)
                 size = _weights(study, worker)
                 edges.append(replace(edge, dst=move.id, lag=0, bytes=size, transport=way))
-            lag = study.plan.pipeline.staleness if edge.lag is None or _relaxed(edge, study, nodes) else 0
+            lag = study.plan.pipeline.staleness if edge.lag is None or edge.dst in relaxed else 0
             version = "v(k)" if not lag else _older(lag, study)
             edges.append(replace(edge, src=move.id, lag=lag, bytes=0.0, transport="same pool", version=version))
         elif edge.kind in ("data", "carried") and dst is not None:
@@ -177,9 +177,10 @@ def _older(lag: int, study: Study) -> str:
     return "v(k-1)" if settled else f"v(k-{lag}) or newer"
 
 
-def _relaxed(edge: Edge, study: Study, nodes: Mapping[str, Node]) -> bool:
-    node = nodes[edge.dst]
-    return (f"{node.worker}.{node.op}", node.line) in {(title, line) for title, _, line in relaxed_calls(study.traced)}
+def _relaxed(study: Study) -> frozenset[str]:
+    """Return the nodes of the calls that may see older weights."""
+    sites, calls = relaxed_calls(study.traced), (call for trail in study.traced.trails for call in trail.calls)
+    return frozenset(study.ids[call.place] for call in calls if site(call) in sites and call.place in study.ids)
 
 
 def _origin(id: str, nodes: Mapping[str, Node], graph: Graph) -> str | None:

@@ -16,7 +16,14 @@ from ..runtime.storage.run_record import read_record, records_within
 from ..workers.user_code.rows_in_progress import named_row
 
 #: Entries of a line of metrics that clocks decide.
-CLOCKED = ("seconds", "tokens_per_second", "decode_slots_used", "environment_seconds")
+CLOCKED = (
+    "seconds",
+    "tokens_per_second",
+    "decode_slots_used",
+    "environment_seconds",
+    "load_seconds",
+    "proof_seconds",
+)
 _WHERE = ("program", "step", "key")
 
 _Place = tuple[str, int, bool, str, int]  # program, step, outside, node, how many of that node came before there
@@ -87,8 +94,8 @@ class RunDifference:
 
     @property
     def is_equal(self) -> bool:
-        """Whether all that both runs did gave the same, bit for bit."""
-        return self.metric is None and not self.different and not self.weights
+        """Whether all that both runs did gave the same, bit for bit; not where they have no call in common."""
+        return self.calls > 0 and self.metric is None and not self.different and not self.weights
 
     def to_json(self) -> dict[str, Any]:
         """All of it as plain data."""
@@ -310,7 +317,7 @@ def in_words(found: RunDifference, first: str, second: str) -> str:
         more = len(found.different) - 1
         lines += [f"{more} more of the {found.calls} calls that both made differ."] if more else []
     elif not found.calls:
-        lines.append("No calls can be compared: one of the runs has no digests.jsonl, or has done no step.")
+        lines.append("No calls can be compared: the runs share no step of a program, or one has no digests.jsonl.")
     else:
         steps = f"{found.steps} step{'s' if found.steps != 1 else ''}"
         lines.append(f"Bitwise equal: all {found.calls} calls of {steps} gave the same.")

@@ -133,7 +133,10 @@ def unused(
         for w in lost
         if not named(w.name)
     ]
-    what = "worker '{}' ({}) is called on no path that was followed, with these parameters; it is not opened then."
+    what = (
+        "worker '{}' ({}) is called on no path that was followed, with these parameters; it is not opened, and a call "
+        "of it ends the run."
+    )
     return errors, [Lint("unused", what.format(w.name, w.kind), at[w.name]) for w in lost if named(w.name)]
 
 

@@ -26,7 +26,7 @@ def node_ids(traced: Traced) -> dict[Place, str]:
 
 
 def ids_by_site(traced: Traced) -> dict[Site, str]:
-    """Return the ids by title, file and line, as a running program knows its calls; of several in a line, the first."""
+    """Return the ids by title and lines, as a running program knows its calls; of several in a line, the first."""
     order, sample = _in_order(traced.trails)
     ids = _names(order, sample)
     return {site(sample[place]): ids[place] for place in reversed(order)}

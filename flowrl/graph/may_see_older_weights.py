@@ -10,12 +10,12 @@ from .ops.batch_ops import REDUCTIONS
 from .ops.op import Op
 from .tracing.trace_records import TCall, Traced
 
-Site = tuple[str, str, int]  # title, file, line: by it a running program knows a call of the trace
+Site = tuple[str, tuple[tuple[str, int], ...]]  # title, and the lines that lead to the call from the program's own
 
 
 def site(call: TCall) -> Site:
-    """By what a call of the program is known outside of its trace."""
-    return (call.title, call.at.file, call.at.line)
+    """By what a running program knows a call of the trace: in a function that it calls twice there are two of them."""
+    return (call.title, call.lines)
 
 
 def samples(op: Op, serves: tuple[str, ...] | list[str]) -> bool:

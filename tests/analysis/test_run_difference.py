@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -85,6 +86,26 @@ def test_the_first_step_call_field_row_and_value_are_named(runs, tmp_path, capsy
     said = in_words(found, "a", "b")
     assert "reward: fn letters -> odd" in said
     assert "code of odd in test_run_difference.py is in the second alone" in said
+
+
+def test_times_of_a_publish_are_no_difference(runs, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(runs[0], copy)
+    lines = [json.loads(line) for line in (copy / "metrics.jsonl").read_text().splitlines()]
+    told = [line | {"actor.publish/load_seconds": 0.5, "actor.publish/proof_seconds": 0.25} for line in lines]
+    (copy / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in told))
+    slower = tmp_path / "slower"
+    shutil.copytree(copy, slower)
+    text = (copy / "metrics.jsonl").read_text()
+    (slower / "metrics.jsonl").write_text(text.replace(": 0.5", ": 0.75").replace(": 0.25", ": 2.5"))
+    assert compare_runs(copy, slower).is_equal
+
+
+def test_runs_with_no_call_in_common_are_not_equal(runs, capsys):
+    found = compare_runs(*runs, program="other")
+    assert not found.calls and not found.is_equal
+    assert main(["diff", *map(str, runs), "--program", "other"]) == 1
+    assert "No calls can be compared" in capsys.readouterr().out
 
 
 def test_the_first_token_is_named(runs, tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "algorithms"))
 
@@ -48,16 +48,21 @@ reward = flow.worker(fl.FunctionReward, length)
 witness = flow.worker(Witness)
 
 
+def sampled(batch: fl.Batch, **how: Any) -> fl.Batch:
+    """What training and evaluation have in common, as in many programs: they are told apart by who calls it."""
+    return actor.generate(batch, **how)
+
+
 @flow.program
 def overlap(steps: int = 6, more: bool = False, every: int = 1, look: bool = False):
     for step, batch in flow.steps(arithmetic.prompts(PROMPTS), steps):
-        rows = actor.generate(batch, n=GROUP)
+        rows = sampled(batch, n=GROUP)
         if more:
-            rows = rows.concat(actor.generate(flow.more(2), n=GROUP, max_tokens=5))
+            rows = rows.concat(sampled(flow.more(2), n=GROUP, max_tokens=5))
         rows = rl.group_advantages(ref.logprobs(reward.score(rows)))
         witness.see(rows, step=step)
         if step % every == 0:
             flow.log(step, actor.update(rows, loss=rl.ppo_clip(kl=1e-3)))
         if look and step % 3 == 2:
-            held = actor.generate(flow.take(arithmetic.heldout(4, repeat=True)), greedy=True)
+            held = sampled(flow.take(arithmetic.heldout(4, repeat=True)), greedy=True)
             flow.log(step, at=held.versions.row_mean().min(), at_most=held.versions.row_mean().max())

@@ -178,6 +178,11 @@ def call_path(upto: object) -> tuple[tuple[str, int, int], ...]:
     return tuple((f.f_code.co_filename, f.f_lineno, f.f_lasti) for f in reversed(own_stack(upto)))
 
 
+def call_lines(upto: object) -> tuple[tuple[str, int], ...]:
+    """The chain of lines from the program's own frame, whose code is ``upto``, down to here: file and line of each."""
+    return tuple((frame.f_code.co_filename, frame.f_lineno) for frame in reversed(own_stack(upto)))
+
+
 def source_path(upto: object) -> tuple[tuple[str, Hashable], ...]:
     """The chain of places in the source from the program's own frame, whose code is ``upto``, down to here.
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 from ...errors import At, ProgramError
 from ..ops.check_arguments import described
-from ..stand_ins.values import BatchValue, FieldValue, MetricsValue
+from ..stand_ins.values import BatchValue, FieldValue, MetricsValue, find
 
 #: Names that every line of ``metrics.jsonl`` has or may have.
 ALWAYS = ("program", "step", "seconds", "response_length", "tokens_per_second")
@@ -52,6 +53,7 @@ def logged(metrics: Sequence[Any], values: Mapping[str, Any], at: At) -> list[Lo
             raise ProgramError(what, at=at, fix="Give it a name: flow.log(step, name=...).")
         of = str(getattr(getattr(cast("Any", entry), "ref", None), "title", ""))
         name = "" if len(metrics) == 1 else _prefix(_owner(of), entries, at)
+        _refuse_unrecordable(name, entry, at)
         entries.append(Logged(name, entry, of, at))
     for name, value in values.items():
         if isinstance(value, BatchValue):
@@ -63,9 +65,32 @@ def logged(metrics: Sequence[Any], values: Mapping[str, Any], at: At) -> list[Lo
                 at=at,
                 fix=f"Log a number of it, such as its mean: {name}=....mean().",
             )
+        _refuse_unrecordable(name, value, at)
         of = str(getattr(value.ref, "title", "")) if isinstance(value, MetricsValue) else ""
         entries.append(Logged(name, value, of, at))
     return entries
+
+
+def _refuse_unrecordable(name: str, value: Any, at: At, *, nested: bool = False) -> None:
+    """Raise ProgramError for a value of plain Python that a line of ``metrics.jsonl`` cannot hold."""
+    if next(find(value), None) is not None:  # it is known when its call is done, and is a number then
+        return
+    if isinstance(value, Mapping) and not nested:
+        for entry, inner in cast("Mapping[str, Any]", value).items():
+            _refuse_unrecordable(f"{name}/{entry}" if name else entry, inner, at, nested=True)
+        return
+    of: Any = cast("Any", value)
+    if hasattr(of, "item"):  # an array or a tensor
+        count = int(of.numel() if hasattr(of, "numel") else getattr(of, "size", 1))
+        if count != 1:
+            what = f"flow.log: '{name}' has {count} values, and a record has one number."
+            raise ProgramError(what, at=at, fix="Log a number of it, such as its mean: x.mean().")
+    else:
+        try:
+            json.dumps(of)
+        except (TypeError, ValueError):
+            what = f"flow.log: '{name}' is {described(of)}, which a record cannot hold."
+            raise ProgramError(what, at=at, fix="Log a number or a text: str(...).") from None
 
 
 def _prefix(owner: str, before: Sequence[Logged], at: At) -> str:

@@ -192,6 +192,11 @@ class TCall:
         return f"{self.worker}.{self.op.name}"
 
     @property
+    def lines(self) -> tuple[tuple[str, int], ...]:
+        """The lines that lead to it from the program's own: the file and the number of each."""
+        return tuple((file, line) for file, line, _ in self.place[3:-1])
+
+    @property
     def makers(self) -> frozenset[int]:
         """The calls that it reads from."""
         return frozenset(use.call for use in self.uses if use.call is not None)

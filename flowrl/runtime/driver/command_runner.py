@@ -24,7 +24,7 @@ from ..values.step_records import Hooks, Release, StepLog
 from .begin_order import BeginOrder
 from .exchanged_groups import ExchangedGroups, GroupCall
 from .jobs import CommandJob, Tells
-from .monitoring.step_notes import StepNotes, site_of
+from .monitoring.step_notes import StepNotes
 from .step_rows import StepRows
 from .under_way import MOVE, LeftOut, Skipped, UnderWay, with_line
 from .weight_moves import WeightMoves
@@ -254,7 +254,7 @@ class CommandRunner:
         samples = call.op.cost in ("generate", "external") and call.op.rows == "expand"
         if take is None or not samples or not isinstance(result, (Batch, RemoteBatch)):
             return result
-        return take(call, part, self.scheme.nodes.get(site_of(call), call.title), result)
+        return take(call, part, self.scheme.nodes.get(call.site, call.title), result)
 
     def take(self, command: Take) -> None:
         """Have a call give the groups that were taken for it."""

@@ -23,7 +23,7 @@ from .exchanged_groups import count_groups
 from .jobs import CommandJob, GoOnJob, end_of
 from .monitoring.releases import Releases
 from .monitoring.row_ledger import RowLedger
-from .monitoring.step_notes import StepNotes, site_of
+from .monitoring.step_notes import StepNotes
 from .pool_threads import Everywhere, Pools
 from .under_way import UnderWay
 
@@ -216,7 +216,7 @@ class Dispatcher:
             -1 if call.outside else call.step,
             call.op,
             call.worker,
-            site_of(call),
+            call.site,
             inputs=dict.fromkeys(m.index for m in map(maker, refs) if not m.done),
             handles=call.handles,
             arguments=call.arguments if cut else {},

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import weakref
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from ...batch import Batch, CallInfo, Column
-from ...errors import ResumeError
+from ...errors import ProgramError, ResumeError
 from ...graph.ops.op import Op
 from ...graph.script.site import caller
 from ...graph.tracing.trace_records import SourceLike
@@ -172,3 +172,14 @@ class IssuedCalls:
             "held": sorted(held),
         }
         return record, {i: r for i, r in live.items() if isinstance(r, _KEPT)}
+
+
+def refuse_unopened(call: Call, opened: Collection[str]) -> None:
+    """Raise ProgramError for a call of a worker that no path of the trace calls, so that the run has not opened it."""
+    for name in (call.worker, *call.handles):
+        if name is not None and name not in opened:
+            raise ProgramError(
+                f"{call.title}: the run has not opened worker '{name}', as no path that check followed calls it.",
+                at=call.at,
+                fix="Have the step or a value decide about the call, as in if step % 4 == 3, which check follows.",
+            )

@@ -11,7 +11,7 @@ from ...errors import ProgramError, ResumeError
 from ...graph.ops.batch_ops import result_kind
 from ...graph.ops.check_arguments import bad_call
 from ...graph.ops.op import Op
-from ...graph.script.site import caller
+from ...graph.script.site import call_lines, caller
 from ...graph.stand_ins.current_session import nested_steps
 from ...graph.stand_ins.scalars import ScalarValue
 from ...graph.stand_ins.values import BatchValue, FieldValue, MetricsValue, Value, replace_values
@@ -27,7 +27,7 @@ from ..values.remote_batch import RemoteColumn
 from ..values.step_records import Draws, Hooks, Interrupted, Point, ResumePoint, Step
 from .dependencies import MERGE, fields_after, read_signature, shortest
 from .dispatcher import Dispatcher
-from .issued_calls import IssuedCalls
+from .issued_calls import IssuedCalls, refuse_unopened
 from .loop_heads import LoopHeads
 from .monitoring.row_ledger import RowLedger, keys_of
 from .monitoring.staleness import note_origins, refuse_stale
@@ -59,7 +59,8 @@ class Running:
         self.program, self.number, self.seed, self.executor = execution.program, number, seed, executor
         self.scheme, self.hooks, self.resume = execution.scheme, hooks, resume
         self.issued = IssuedCalls(execution.program, number, journal if place is None else None, resume)
-        self._place = place
+        self._place, self._code = place, getattr(execution.fn, "__code__", None)
+        self._workers = frozenset(execution.workers)
         self.heads = LoopHeads(execution.fn, self, self.issued, same=same, lengths=lengths)
         scheme = execution.scheme
         workers = {name: executor.workers[name] for name in execution.workers}
@@ -291,6 +292,7 @@ class Running:
         call.reads = reads
         note_origins(call, self.scheme)
         if not call.done:
+            refuse_unopened(call, self._workers)
             refuse_stale(call, self.scheme)
             self.dispatcher.issue(call, worker)
         return call
@@ -310,7 +312,7 @@ class Running:
             call.place = self._place(call.index)
         self.issued.add(call, title)
         if not call.done and op.owner != "data":
-            call.at = caller()
+            call.at, call.site = caller(), (call.title, call_lines(self._code))
             self._loop_end = None
         return call
 

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from ...batch import Batch, CallInfo
 from ...errors import At
+from ...graph.may_see_older_weights import Site
 from ...graph.ops.op import Op
 from ...graph.stand_ins.values import Value, find, is_handle
 from .remote_batch import RemoteBatch
@@ -18,7 +19,8 @@ class Call:
 
     ``arguments`` are by parameter, defaults filled in; ``values`` those that are not there yet, at any depth in them,
     and ``handles`` the names of workers among them. ``into`` renames the fields that it adds. ``index`` is its number
-    in its program, and ``program`` the number of that in the run; ``place`` is where the journal has its answers.
+    in its program, and ``program`` the number of that in the run; ``place`` is where the journal has its answers, and
+    ``site`` by what the trace knows it.
 
     ``fields`` are those of its batch, where they are known before it is run. One that only ``adds`` some to the rows
     of another call has that as its ``base``. ``reads`` are the fields that it reads of each batch, by parameter, where
@@ -49,6 +51,7 @@ class Call:
         "program",
         "reads",
         "result",
+        "site",
         "step",
         "streams",
         "title",
@@ -73,6 +76,7 @@ class Call:
         self.at, self.info, self.step, self.program = at, info, info.step, program
         self.place: tuple[int, float] = (program, index)
         self.title = f"{worker or op.owner}.{op.name}"
+        self.site: Site = (self.title, ())
         self.issued = 0.0  # when the program made it
         self.done = False
         self.result: Any = None

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import datetime
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 
 from flowrl.errors import At, ProgramError
 from flowrl.graph.stand_ins.values import MetricsValue
@@ -57,3 +60,28 @@ def test_two_numbers_of_a_step_have_two_names():
         "ProgramError: flow.log: a step has two numbers called 'reward': the keyword reward= (line 3), and the keyword "
         "reward= (line 5).\n  at   driver.py:5\n  fix  Use another name for one of them."
     )
+
+
+@pytest.mark.parametrize(
+    "value", [1, 0.5, None, True, "text", float("nan"), [1, 2], np.float32(2), np.ones(1), {"a": 1}]
+)
+def test_what_a_record_can_hold_is_taken(value):
+    assert names(x=value)
+
+
+@pytest.mark.parametrize(
+    ("value", "what"),
+    [
+        (np.array([0.1, 0.2]), "'x' has 2 values"),
+        (torch.ones(3), "'x' has 3 values"),
+        (torch.ones(0), "'x' has 0 values"),
+        ({"a": np.ones(2)}, "'x/a' has 2 values"),
+        (datetime.date(2020, 1, 1), "'x' is date datetime.date"),
+        ({1, 2}, "'x' is set"),
+        ({"a": {"b": {1}}}, "'x/a' is dict"),
+    ],
+)
+def test_what_it_cannot_is_told_at_its_line(value, what):
+    with pytest.raises(ProgramError, match=what) as e:
+        logged([], {"x": value}, HERE)
+    assert e.value.at == HERE

@@ -317,4 +317,4 @@ def test_a_group_that_fails_ends_the_run(module, tmp_path, monkeypatch):
     monkeypatch.setattr(SharedEngine, "take", broken)
     with pytest.raises(RunError, match="broken on purpose") as e:
         run(module, tmp_path / "run", plan(staleness=2, order="window", window=0.5), steps=6)
-    assert e.value.at is not None and "rows = actor.generate(batch, n=GROUP)" in e.value.at.text
+    assert e.value.at is not None and "return actor.generate(batch, **how)" in e.value.at.text

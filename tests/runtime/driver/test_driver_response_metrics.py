@@ -113,5 +113,5 @@ def test_rows_of_several_calls_that_are_trained_on_are_one_number():
             mine = mine.with_columns({"advantages": mine.rollout_logprobs})
             flow.log(step, first, other.update(mine, loss=rl.ppo_clip()))
 
-    assert {title for title, _, _ in main_samplers(flow.trace())} == {"actor.generate"}
+    assert {title for title, _ in main_samplers(flow.trace())} == {"actor.generate"}
     assert len(main_samplers(flow.trace())) == 1, "of one line"

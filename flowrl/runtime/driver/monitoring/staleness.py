@@ -16,9 +16,7 @@ def note_origins(call: Call, scheme: Scheme) -> None:
     rows = [v for v in call.values if isinstance(v, (BatchValue, FieldValue))]
     found = frozenset[tuple[str, int, bool]]().union(*(maker(v.ref).origins for v in rows))
     if samples(call.op, call.handles) and call.worker is not None:
-        at = call.at
-        site = (call.title, at.file, at.line) if at is not None else (call.title, "", 0)
-        relaxed = scheme.setup.staleness > 0 and site in scheme.relaxed and not call.outside
+        relaxed = scheme.setup.staleness > 0 and call.site in scheme.relaxed and not call.outside
         found |= {(worker, call.step, relaxed) for worker in call.handles or (call.worker,)}
     call.origins = found
 

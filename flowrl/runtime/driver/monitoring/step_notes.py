@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from ....batch import Batch, Column
-from ....graph.may_see_older_weights import Site
 from ....graph.ops.batch_ops import STRUCTURAL
 from ....graph.ops.op import Op
 from ....graph.tracing.reported_metrics import OF_POLICY
@@ -103,7 +102,7 @@ class StepNotes:
             if call.op.updates == "weights" and (measured := _measured(result)):
                 step.updates[node] = measured
             if call.op.cost in ("generate", "external") and call.op.rows == "expand":
-                name = "" if site_of(call) in self.scheme.main else node
+                name = "" if call.site in self.scheme.main else node
                 tokens, responses = step.sampled.get(name, (0, 0))
                 step.sampled[name] = tokens + count_tokens(result, "response_ids"), responses + len(result)
                 if (cut_off := rows_cut_off(result)) is not None:
@@ -176,7 +175,7 @@ class StepNotes:
         if op.updates is not None:
             self.ledger.train(given.keys)
         elif isinstance(result, (Batch, RemoteBatch)):
-            if op.rows == "expand" and site_of(call) in self.scheme.main:
+            if op.rows == "expand" and call.site in self.scheme.main:
                 self.ledger.sample(result.keys, row_tokens(result, "response_ids"), failed_episodes(result))
             if op.rows == "same" and digests is not None and op.owner != "batch":
                 self.ledger.compare(f"{call.title} of step {call.step}", given.keys, digests.keys)
@@ -197,7 +196,7 @@ class StepNotes:
 
     def _node(self, call: Call) -> str:
         """Return the id of a call in the graph."""
-        return self.scheme.nodes.get(site_of(call), call.title)
+        return self.scheme.nodes.get(call.site, call.title)
 
 
 def _sampled(op: Op, result: Any) -> dict[str, int]:
@@ -225,11 +224,6 @@ def tells_no_reference(call: Call, metrics: Any) -> bool:
     if call.op.updates != "weights" or not isinstance(metrics, Mapping) or "kl" in metrics:
         return False
     return "repetition" in metrics or bool(getattr(call.arguments.get("loss"), "of_policy", False))
-
-
-def site_of(call: Call) -> Site:
-    """Return by what a call is known to the trace."""
-    return (call.title, call.at.file, call.at.line) if call.at is not None else (call.title, "", 0)
 
 
 def count_tokens(rows: Any, name: str) -> int:
