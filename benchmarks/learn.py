@@ -49,12 +49,12 @@ class Run:
 
 GRPO = ["grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gspo", "cispo", "sapo"]
 GRPO += ["gmpo", "gpg", "opo", "pass_at_k", "dppo", "topr", "kimi", "clip_cov", "kl_cov", "decoupled_ppo"]
-GRPO += ["vespo", "m2po", "high_entropy", "deepseek_v3_2"]
+GRPO += ["vespo", "m2po", "high_entropy", "deepseek_v3_2", "luspo", "maxrl", "lite_ppo", "otb", "icepop", "mis"]
 #: Without discopop and apo_down, which do not make the better answer of this task likelier (docs/algorithms.md).
 PAIRS = ["simpo", "cpo", "robust", "hinge", "exo", "sppo", "nca", "bco", "apo_zero"]
 DISTILLED = ["one", "several", "sampled_jsd", "full", "forward", "jsd"]
 #: Learning rates of the presets whose gradient has another size than that of the others.
-RATES = {"dr_grpo": "3e-4", "topr": "1e-4", "rloo": "1e-4"}
+RATES = {"dr_grpo": "3e-4", "topr": "1e-4", "rloo": "1e-4", "luspo": "1e-4"}
 
 RUNS = [
     *(

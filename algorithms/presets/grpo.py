@@ -67,11 +67,26 @@ def variants(actor: fl.Actor, ref: fl.Reference) -> dict[str, dict[str, Any]]:
         "gpg": {"kl": 0.0, "advantages": informative, "loss": rl.reinforce},  # only groups whose rewards differ
         "opo": {"kl": 0.0, "advantages": partial(center, center="optimal"), "loss": rl.reinforce},  # by length
         "pass_at_k": {"kl": 0.0, "advantages": partial(rl.pass_at_k, k=3)},  # the best of any three is paid
+        "maxrl": {"kl": 0.0, "advantages": partial(rl.advantages, scale="mean")},  # hard prompts weigh more
+        "lite_ppo": {"kl": 0.0, "advantages": partial(rl.advantages, scale="batch")},  # one std for all prompts
+        "otb": {"kl": 0.0, "advantages": rl.optimal_token_baseline},  # a baseline of each token
         # -- another gate: how far the ratio to the policy that sampled is followed --------------------------
         "gspo": {  # one ratio per row, to the trainer: its bounds are narrower than the rounding of an engine in bf16
             "kl": 0.0,
             "advantages": two_policies,
             "loss": partial(rl.gspo, anchor="old", correction=rl.correct("token", "truncate")),
+        },
+        "luspo": {  # gspo, where a row is as heavy as it is long
+            "kl": 0.0,
+            "advantages": two_policies,
+            "loss": partial(
+                rl.gspo,
+                clip=2e-3,
+                clip_high=2.5e-3,
+                anchor="old",
+                correction=rl.correct("token", "truncate"),
+                aggregate="seq-mean-token-sum",
+            ),
         },
         "cispo": {"kl": 0.0, "loss": rl.cispo},  # a bounded weight, so that every token keeps a gradient
         "sapo": {"kl": 0.0, "loss": rl.sapo},  # a sigmoid instead of a clip
@@ -85,6 +100,18 @@ def variants(actor: fl.Actor, ref: fl.Reference) -> dict[str, dict[str, Any]]:
             "minibatch": 256,
             "advantages": two_policies,
             "loss": rl.decoupled_ppo,
+        },
+        "icepop": {  # the same ratio, without tokens of which engine and trainer think otherwise
+            "kl": 0.0,
+            "minibatch": 256,
+            "advantages": two_policies,
+            "loss": partial(rl.ppo_clip, anchor="old", correction=rl.correct("token", "mask", low=0.5, high=5.0)),
+        },
+        "mis": {  # the same without whole rows
+            "kl": 0.0,
+            "minibatch": 256,
+            "advantages": two_policies,
+            "loss": partial(rl.ppo_clip, anchor="old", correction=rl.correct("sequence", "mask")),
         },
         "deepseek_v3_2": {  # no division by the std; rows that went too far from their sampler are masked; weighted KL
             "advantages": center,

@@ -230,6 +230,9 @@ _FORECAST = (
 )
 
 
+_CONTEXT = "tokens of a row, its prompt included (vLLM's `max_model_len`); the model's positions unless it is said"
+_BATCH = "rows of one batch, at most (vLLM's `max_num_seqs`)"
+_PREFIXES = "keep keys and values of prompts until the next publish (vLLM's `enable_prefix_caching`)"
 _KV_CACHE = "GiB for keys and values; on GPUs of a cluster what the other workers leave, unless it is said"
 
 
@@ -309,11 +312,11 @@ _ROWS = (
         layout=LayoutRules(64, longer="inner", whole_experts=True, fused=_fused("experts.routed_experts")),
         options=(
             Option("kv_cache", 1.0, _KV_CACHE, least=0.0625),
-            Option("context", None, "tokens of a row, its prompt included; the model's positions unless it is said", 2),
-            Option("rows", 256, "rows of one batch, at most", 1),
-            Option("compiled", False, "compile the model: starts minutes later"),
+            Option("context", None, _CONTEXT, 2),
+            Option("rows", 256, _BATCH, 1),
+            Option("compiled", False, "compile the model: starts minutes later (CPU: vLLM's `enforce_eager: false`)"),
             Option("packed", True, "pack matrices as they are published; else compute with them where they lie"),
-            Option("prefix_cache", True, "keep keys and values of prompts until the next publish"),
+            Option("prefix_cache", True, _PREFIXES),
             Option("probe", 1, "publishes from one with the whole probe to the next; the others have one row of it", 1),
             _chunk(2048),  # max_num_batched_tokens of an engine that nobody has told of another
             *_FORECAST,
@@ -345,9 +348,9 @@ _ROWS = (
             Option("python", "", "the Python that has SGLang; that of the rank unless it is said"),
             Option("url", "", "a server of this host that runs; one is started unless it is said"),
             Option("kv_cache", 1.0, _KV_CACHE, least=0.0625),
-            Option("context", None, "tokens of a row, its prompt included; the model's positions unless it is said", 2),
-            Option("rows", 256, "rows of one batch, at most", 1),
-            Option("prefix_cache", True, "keep keys and values of prompts until the next publish"),
+            Option("context", None, _CONTEXT, 2),
+            Option("rows", 256, _BATCH, 1),
+            Option("prefix_cache", True, _PREFIXES),
             Option("probe", 1, "publishes from one with the whole probe to the next; the others have one row of it", 1),
             Option("patience", 120.0, "seconds in which the server has to answer, or to go on", least=1),
             _chunk(0),  # it reads prompts between steps unless it is started with enable_mixed_chunk

@@ -147,7 +147,7 @@ def advantages(
 
 
 def _group_reads(call: CallShape) -> str:
-    one_of("rl.group_advantages", "scale", call.call.get("scale"), ("std", "none"))
+    one_of("rl.group_advantages", "scale", call.call.get("scale"), ("group", "none"))
     refuse_lone_rows("rl.group_advantages", call, ALL_0)
     return "rewards, response_mask"
 
@@ -155,7 +155,7 @@ def _group_reads(call: CallShape) -> str:
 @op(owner="rl", reads=_group_reads, adds=ADDS, cost="local", pieces=True)
 @takes(eps=number(least=0))
 def group_advantages(
-    batch: Batch, *, scale: str = "std", eps: float = 1e-4, leave_one_out: bool = False
+    batch: Batch, *, scale: str = "group", eps: float = 1e-4, leave_one_out: bool = False
 ) -> dict[str, Column]:
     """``(r - mean(r)) / (std(r) + eps)`` over the rows of one prompt (GRPO, arXiv:2402.03300, section 4.1.2).
 
@@ -165,7 +165,7 @@ def group_advantages(
 
     Args:
         batch: reads ``rewards`` f32[] and ``response_mask`` ``bool[*response]``, in any order of rows.
-        scale: ``std``, or ``none`` for the difference to the mean alone (Dr. GRPO, arXiv:2503.20783).
+        scale: ``group``, the std, or ``none`` for the difference to the mean alone (Dr. GRPO, arXiv:2503.20783).
         eps: added to the std, so that equal rewards divide by no zero.
         leave_one_out: the mean is that of the prompt's *other* rows (RLOO, arXiv:2402.14740).
 
@@ -174,8 +174,7 @@ def group_advantages(
     >>> rl.group_advantages(batch, scale="none").advantages.to_list()
     [[0.5, 0.5], [-0.5]]
     """
-    by = "group" if scale == "std" else "none"
-    return advantages.fn(batch, scale=by, eps=eps, leave_one_out=leave_one_out)
+    return advantages.fn(batch, scale=scale, eps=eps, leave_one_out=leave_one_out)
 
 
 def _gae_reads(call: CallShape) -> str:

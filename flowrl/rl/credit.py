@@ -71,7 +71,7 @@ def gdpo(
 
 def _best_of_reads(call: CallShape) -> str:
     k = call.call.get("k")
-    one_of("rl.pass_at_k", "scale", call.call.get("scale"), ("std", "none"))
+    one_of("rl.pass_at_k", "scale", call.call.get("scale"), ("group", "none"))
     if isinstance(k, int) and call.rows_each is not None and call.rows_each <= k:
         raise refusal(
             f"rl.pass_at_k: k={k}, and each prompt has {call.rows_each} rows at most: {ALL_0}.",
@@ -82,7 +82,7 @@ def _best_of_reads(call: CallShape) -> str:
 
 @op(owner="rl", reads=_best_of_reads, adds=ADDS, cost="local", pieces=True)
 @takes(k=whole(least=1, fix="Write k=4, and sample more rows than that of each prompt."), eps=number(least=0))
-def pass_at_k(batch: Batch, *, k: int, scale: str = "std", eps: float = 1e-4) -> dict[str, Column]:
+def pass_at_k(batch: Batch, *, k: int, scale: str = "group", eps: float = 1e-4) -> dict[str, Column]:
     """``A_i = (E[max r_S | i in S] - E[max r_S]) / (std(max r_S) + eps)``, S any ``k`` rows of the prompt.
 
     Pass@k training (arXiv:2508.10751) in its analytic form: a set of ``k`` answers is paid for its best one, each
@@ -94,7 +94,7 @@ def pass_at_k(batch: Batch, *, k: int, scale: str = "std", eps: float = 1e-4) ->
     Args:
         batch: reads ``rewards`` f32[] and ``response_mask`` ``bool[*response]``, in any order of rows.
         k: how many answers are one attempt; 1 is GRPO's advantage, with a std over rows without Bessel's correction.
-        scale: ``std``, that over all sets, without Bessel's correction; or ``none``, the difference alone.
+        scale: ``group``, the std over all sets, without Bessel's correction; or ``none``, the difference alone.
         eps: added to the std.
 
     >>> mask = fl.Column.of([[True]] * 4, "response")
@@ -170,14 +170,14 @@ _TURNS = "turn_rewards: f32[*turn], turn_ids: i32[*response]"
 
 
 def _gigpo_reads(call: CallShape) -> str:
-    one_of("rl.gigpo", "scale", call.call.get("scale"), ("std", "none"))
+    one_of("rl.gigpo", "scale", call.call.get("scale"), ("group", "none"))
     return f"rewards, response_mask, {_TURNS}, turn_states: i64[*turn]"
 
 
 @op(owner="rl", reads=_gigpo_reads, adds=ADDS, cost="local", pieces=True)
 @takes(weight=number(least=0), gamma=SHARE, eps=number(least=0))
 def gigpo(
-    batch: Batch, *, weight: float = 1.0, gamma: float = 0.95, scale: str = "std", eps: float = 1e-6
+    batch: Batch, *, weight: float = 1.0, gamma: float = 0.95, scale: str = "group", eps: float = 1e-6
 ) -> dict[str, Column]:
     """``A = N_prompt(R) + weight N_anchor(G)``, ``N(x) = (x - mean) / (std + eps)`` (GiGPO, arXiv:2505.10978, eq. 3-8).
 
@@ -192,7 +192,7 @@ def gigpo(
             ``turn_ids`` ``i32[*response]`` (the turn of each token, from 0; -1 for observations).
         weight: of the turn's part.
         gamma: discount per turn.
-        scale: ``std``, or ``none`` for the differences to the means alone.
+        scale: ``group``, the stds, or ``none`` for the differences to the means alone.
         eps: added to the stds.
 
     Raises ProgramError for a sampled token of a turn that its row does not have.
@@ -213,7 +213,7 @@ def gigpo(
 
 
 def _turns_read(call: CallShape) -> str:
-    one_of("rl.turn_advantages", "scale", call.call.get("scale"), ("std", "none"))
+    one_of("rl.turn_advantages", "scale", call.call.get("scale"), ("group", "none"))
     refuse_lone_rows("rl.turn_advantages", call, ALL_0)
     return f"rewards, response_mask, {_TURNS}"
 
@@ -221,7 +221,7 @@ def _turns_read(call: CallShape) -> str:
 @op(owner="rl", reads=_turns_read, adds=ADDS, cost="local", pieces=True)
 @takes(weight=number(least=0), gamma=SHARE, eps=number(least=0))
 def turn_advantages(
-    batch: Batch, *, weight: float = 1.0, gamma: float = 1.0, scale: str = "std", eps: float = 1e-6
+    batch: Batch, *, weight: float = 1.0, gamma: float = 1.0, scale: str = "group", eps: float = 1e-6
 ) -> dict[str, Column]:
     """``A = N_prompt(R) + weight N_k(G)``, ``N(x) = (x - mean) / (std + eps)`` (after MT-GRPO, arXiv:2505.11821).
 
@@ -237,7 +237,7 @@ def turn_advantages(
             ``i32[*response]`` (the turn of each token, from 0; -1 for observations).
         weight: of the turn's part.
         gamma: discount per turn.
-        scale: ``std``, or ``none`` for the differences to the means alone.
+        scale: ``group``, the stds, or ``none`` for the differences to the means alone.
         eps: added to the stds.
 
     Raises ProgramError for a sampled token of a turn that its row does not have.

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from flowrl.placement.model.zoo import SHIPPED
+
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 
@@ -49,3 +51,8 @@ def test_the_journey_names_a_file_at_every_stop():
     stops = re.findall(r"^\*\*(\d+)\. (.*?)(?=^\*\*|^## |\Z)", text, re.M | re.S)
     assert [int(number) for number, _ in stops] == list(range(1, len(stops) + 1)) and len(stops) > 12
     assert [number for number, body in stops if "`flowrl/" not in body] == []
+
+
+def test_the_page_of_plans_names_every_model_that_is_known_by_name():
+    page = (DOCS / "plans.md").read_text()
+    assert [name for name in SHIPPED if f"`{name}`" not in page] == []

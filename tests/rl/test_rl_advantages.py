@@ -163,7 +163,7 @@ def test_kl_penalty_is_paid_per_token_and_gae_adds_the_reward_at_the_end():
 @pytest.mark.parametrize(
     ("call", "fix"),
     [
-        (lambda b: rl.group_advantages(b, scale="sdt"), 'Write scale="std".'),
+        (lambda b: rl.group_advantages(b, scale="std"), 'Write scale="group".'),
         (lambda b: rl.kl_penalty(b, coef=1.0, kind="k4"), 'Write kind="k1".'),
         *(
             (lambda b, coef=coef: rl.kl_penalty(b, coef=coef), "Give coef= the weight of the penalty, such as 0.001.")

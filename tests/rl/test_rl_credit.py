@@ -14,13 +14,13 @@ from flowrl.rl.credit import gdpo, gigpo, optimal_token_baseline, pass_at_k, tur
 torch.set_num_threads(1)
 
 
-def normalised(numbers, eps, scale="std"):
+def normalised(numbers, eps, scale="group"):
     """``(x - mean) / (std + eps)`` of a list; 0 for one number."""
     mean = sum(numbers) / len(numbers)
     if len(numbers) == 1:
         return [0.0]
     std = math.sqrt(sum((x - mean) ** 2 for x in numbers) / (len(numbers) - 1))
-    return [(x - mean) / (std + eps) if scale == "std" else x - mean for x in numbers]
+    return [(x - mean) / (std + eps) if scale == "group" else x - mean for x in numbers]
 
 
 def by_group(names, numbers, *args):
@@ -196,7 +196,7 @@ def graded(groups, seed=0):
     )
 
 
-def check_pass_at_k(groups, k, scale="std", eps=1e-3):
+def check_pass_at_k(groups, k, scale="group", eps=1e-3):
     batch = graded(groups)
     found = pass_at_k(batch, k=k, scale=scale, eps=eps).advantages
     wanted = [slow_pass_at_k(rewards, k, scale, eps) for rewards in groups]
@@ -204,7 +204,7 @@ def check_pass_at_k(groups, k, scale="std", eps=1e-3):
         assert tokens == pytest.approx([wanted[p][i] * m for m in mask], abs=1e-6)
 
 
-@pytest.mark.parametrize("scale", ["std", "none"])
+@pytest.mark.parametrize("scale", ["group", "none"])
 @pytest.mark.parametrize("k", [1, 2, 3, 5])
 @pytest.mark.parametrize("seed", range(3))
 def test_pass_at_k_is_the_mean_over_every_set_of_k_rows(seed, k, scale):
@@ -248,7 +248,7 @@ def test_large_groups_have_finite_advantages():
     [
         ({"k": 0}, "Write k=4, and sample more rows than that of each prompt."),
         ({"k": 2.5}, "Write k=4, and sample more rows than that of each prompt."),
-        ({"k": 2, "scale": "group"}, 'Write scale="std".'),
+        ({"k": 2, "scale": "std"}, 'Write scale="group".'),
     ],
 )
 def test_pass_at_k_refuses_what_is_no_number_of_answers(said, fix):
@@ -334,7 +334,7 @@ def slow_gigpo(batch, weight, gamma, scale, eps):
     return found
 
 
-@pytest.mark.parametrize("scale", ["std", "none"])
+@pytest.mark.parametrize("scale", ["group", "none"])
 @pytest.mark.parametrize(("weight", "gamma"), [(1.0, 0.95), (0.3, 1.0), (0.0, 0.5)])
 def test_gigpo_compares_episodes_and_turns_from_equal_states(scale, weight, gamma):
     for seed in range(3):
@@ -377,7 +377,7 @@ def test_a_masked_turn_counts_among_its_state_and_has_no_advantage():
     assert gigpo(batch, scale="none").advantages.to_list() == [[1.0], [0.0]]
 
 
-@pytest.mark.parametrize("scale", ["std", "none"])
+@pytest.mark.parametrize("scale", ["group", "none"])
 def test_equal_episodes_have_exactly_no_advantage(scale):
     batch = episodes([0.1] * 3, [[1, 2, 3]] * 3, [[0.1, 0.2, 0.1]] * 3, [(0, i) for i in range(3)])
     assert not gigpo(batch, scale=scale).advantages.values.any()
@@ -392,10 +392,12 @@ def test_a_sampled_token_belongs_to_a_turn_of_its_row(turn):
     assert "from 0" in (error.value.fix or "")
 
 
-def test_gigpo_refuses_an_unknown_scale():
+@pytest.mark.parametrize("fn", [gigpo, turn_advantages])
+@pytest.mark.parametrize("scale", ["sdt", "std", "batch"])
+def test_turns_refuse_another_scale_than_that_of_their_group(fn, scale):
     with pytest.raises(FlowError) as error:
-        gigpo(random_rows(0), scale="sdt")
-    assert error.value.fix == 'Write scale="std".'
+        fn(random_rows(0), scale=scale)
+    assert error.value.fix == 'Write scale="group".'
     assert error.value.at is not None and error.value.at.file == __file__
 
 
@@ -412,7 +414,7 @@ def slow_turns(batch, weight, gamma, scale, eps):
         spread = math.sqrt(sum((x - mean) ** 2 for x in others) / max(1, len(others) - 1))
         if len(others) < 2 or spread < 1e-12:
             return 0.0
-        return (own - mean) / (spread + eps) if scale == "std" else own - mean
+        return (own - mean) / (spread + eps) if scale == "group" else own - mean
 
     def to_go(paid, k):
         return sum(gamma**n * r for n, r in enumerate(paid[k:]))
@@ -429,7 +431,7 @@ def slow_turns(batch, weight, gamma, scale, eps):
     return found
 
 
-@pytest.mark.parametrize("scale", ["std", "none"])
+@pytest.mark.parametrize("scale", ["group", "none"])
 @pytest.mark.parametrize(("weight", "gamma"), [(1.0, 1.0), (0.3, 0.9), (2.0, 0.0), (0.0, 0.5)])
 def test_turn_advantages_compare_turns_of_one_number(scale, weight, gamma):
     for seed in range(3):
