@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
-from .arguments.options import read_words, whole_number
+from .arguments.options import name_of, read_words, whole_number
 from .help import new_parser
 
 if TYPE_CHECKING:
@@ -32,7 +32,9 @@ def eval_command(words: Sequence[str]) -> int:
     from ..by_hand import open_worker
     from ..environments import load_environment
     from ..workers.actor import Actor
+    from .arguments.policy_engine import find_engine
 
+    spec = find_engine(options.plan, options.engine)
     arguments = dict(_argument(word) for word in options.arg)
     env = load_environment(options.environment, **arguments)
     source = _tasks_of(env, options)
@@ -46,10 +48,11 @@ def eval_command(words: Sequence[str]) -> int:
         print(f"{told}, {perf_counter() - begun:.0f} s: {saved}", file=sys.stderr, flush=True)
 
     actor = Actor(options.policy, lr=None, max_tokens=options.max_tokens)
-    with closing(open_worker(actor, name="policy")) as policy:
+    where = {"device": spec.device, "backend": spec.backend, "options": spec.options}
+    with closing(open_worker(actor, name="policy", **where)) as policy:
         records = evaluate(open_worker(env), policy, source, **played, note=note)
     about = {"environment": options.environment, "arguments": arguments, "policy": options.policy, **played}
-    about |= {"max_tokens": options.max_tokens, "right_at": options.right_at}
+    about |= {"max_tokens": options.max_tokens, "engine": spec.backend, "right_at": options.right_at}
     summary = summary_of(records, about, right_at=options.right_at)
     save_results(options.out, records, summary)
     print(json.dumps(summary, indent=1))
@@ -61,6 +64,10 @@ def read_options(words: Sequence[str]) -> argparse.Namespace:
     parser = new_parser("eval", "ENV")
     parser.add_argument("environment", nargs="?", help="an installed name, package.module:Class or file.py:Class")
     parser.add_argument("--policy", metavar="MODEL", help="a hub name or a folder, such as RUN/model/actor")
+    parser.add_argument("--engine", metavar="NAME", help="what samples: hf, vllm or sglang (hf, or that of the plan)")
+    parser.add_argument(
+        "--plan", metavar="FILE", type=name_of, help="a plan, whose place to generate has the engine and its options"
+    )
     parser.add_argument(
         "--arg", action="append", default=[], metavar="NAME=VALUE", help="of the environment's __init__"
     )

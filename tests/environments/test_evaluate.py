@@ -175,6 +175,7 @@ def test_tasks_of_a_file(folder):
             "--right-at nan: no reward is right or wrong by it",
         ),
         (["x:Y", "--policy", "m", "--out", "o", "--right-at", "all"], "--right-at"),
+        (["x:Y", "--policy", "m", "--out", "o", "--plan", ""], "--plan: the name is empty"),
         (["x:Y", "--policy", "m", "--out", "o", "--level", "2"], "'--level' is no option here"),
         (["not_there.at_all", "--policy", "m", "--out", "o"], "no module 'not_there.at_all'"),
     ],
