@@ -61,7 +61,7 @@ def solve_rates(records: Sequence[Mapping[str, Any]], *, right_at: float) -> dic
     graded = [[record for record in of if record["reward"] is not None] for of in tasks.values()]
     right = [[c_float(record["reward"]).value >= bound for record in of] for of in graded]
     found = {f"pass@{k}": [pass_at_k(len(of), sum(of), k) for of in right if len(of) >= k] for k in _sizes(n)}
-    if n > 1 and any(record.get("answer") for record in records):
+    if n > 1 and any(record.get("answer") for of in graded for record in of):
         chosen = [majority([record.get("answer") for record in of]) for of in graded]
         pairs = [(of, first) for of, first in zip(right, chosen, strict=True) if len(of) == n]
         found[f"maj@{n}"] = [float(first is not None and of[first]) for of, first in pairs]

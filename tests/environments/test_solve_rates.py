@@ -87,6 +87,8 @@ def test_a_task_with_fewer_graded_samples_is_left_out():
     found = solve_rates(records_of([(1.0, "4"), (None, None)], [(0.0, "1"), (1.0, "1")]), right_at=1.0)
     assert found["pass@1"] == [1.0, 0.5] and found["pass@2"] == [1.0] and found["maj@2"] == [0.0]
     assert solve_rates(records_of([(None, None)]), right_at=1.0) == {"pass@1": []}
+    found = solve_rates(records_of([(None, "4"), (1.0, None)]), right_at=1.0)
+    assert found == {"pass@1": [1.0], "pass@2": []}, "what failed has no vote"
     assert solve_rates([], right_at=1.0) == {}
 
 
