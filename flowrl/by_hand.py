@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from .errors import ModelError
 from .placement.backends import REFERENCE
+from .placement.plan.rules import check_option
 from .workers.base import Worker
 from .workers.engine import Engine
+from .workers.model_options import Build
 
 W = TypeVar("W", bound=Worker)
 
@@ -23,13 +27,21 @@ def _told_apart(name: str) -> str:
 
 
 def open_worker(
-    worker: W, *, name: str = "", device: str = "auto", backend: str = REFERENCE, engine: Engine | None = None
+    worker: W,
+    *,
+    name: str = "",
+    device: str = "auto",
+    backend: str = REFERENCE,
+    options: Mapping[str, float | bool | str] = {},
+    engine: Engine | None = None,
 ) -> W:
     """Open a worker made by hand, to call its ops on plain batches: ``actor = fl.open(fl.Actor("folder"))``.
 
     A program can be run line by line this way, in a debugger or a notebook, with the numbers that it gives in a flow.
     Workers of one ``name`` are the same one to the rows that they sample; without a name each is another one.
+    ``backend`` is the engine of its model, such as ``"vllm"``, and ``options`` what a plan says beside that, by name.
     ``engine``: an engine that is there, such as ``fl.testing.FakeEngine``, in place of one with the worker's model.
+    Raises PlanError for an option that the backend does not have.
 
     >>> class Double(fl.Worker):
     ...     @fl.op(reads="rewards", adds="doubled: f32[]")
@@ -45,6 +57,8 @@ def open_worker(
 
     worker.name = name or worker.name or type(worker).__name__.lower()
     worker.opened_as = name or _told_apart(worker.name)
+    for option, value in options.items():
+        check_option(worker.name, backend, option, value, None)
 
     def tokenizer(said: Any) -> Any:
         if said is None:
@@ -54,9 +68,12 @@ def open_worker(
             )
         return said.tokenizer if isinstance(said, ModelWorker) else find_tokenizer(said)
 
+    def opened(build: Build) -> Engine:
+        return open_engine(backend, replace(build, options=options)) if engine is None else engine
+
     worker.open(
         Opening(
-            open_engine=lambda build: open_engine(backend, build) if engine is None else engine,
+            open_engine=opened,
             peer=lambda other: other,
             tokenizer=tokenizer,
             warn=lambda text: warnings.warn(text, stacklevel=2),

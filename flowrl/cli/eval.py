@@ -4,53 +4,56 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
-from .arguments.options import read_words, whole_number
+from .arguments.options import name_of, read_words, whole_number
 from .help import new_parser
+
+if TYPE_CHECKING:
+    from ..data import Source
+    from ..workers.env import Env
 
 
 def eval_command(words: Sequence[str]) -> int:
     """Evaluate, or compare two evaluations. Returns the exit status."""
     options = read_options(words)
-    from ..environments.evaluate import Record, compare, evaluate, save_results, save_so_far, summary_of
+    from ..environments.evaluate import Record, compare, evaluate, mean_reward, save_results, save_so_far, summary_of
 
     if options.compare:
         print(json.dumps(compare(*options.compare), indent=1))
         return 0
     from ..by_hand import open_worker
-    from ..data import jsonl
-    from ..environments import Environment, load_environment
+    from ..environments import load_environment
     from ..workers.actor import Actor
+    from .arguments.policy_engine import find_engine
 
+    spec = find_engine(options.plan, options.engine)
     arguments = dict(_argument(word) for word in options.arg)
     env = load_environment(options.environment, **arguments)
-    how: dict[str, Any] = {"batch": min(options.rows, options.batch), "shuffle": False, "repeat": False}
-    if options.data is not None:
-        of_env = isinstance(env, Environment)
-        source = env.source_of(jsonl, options.data, **how) if of_env else jsonl(options.data, **how)
-    elif isinstance(env, Environment):
-        source = env.source(**how)
-    else:
-        raise UsageError(f"{type(env).__name__} has no tasks of its own.", fix="Give --data FILE.jsonl.")
-    policy = open_worker(Actor(options.policy, lr=None, max_tokens=options.max_tokens), name="policy")
+    source = _tasks_of(env, options)
     played = {name: getattr(options, name) for name in ("n", "rows", "seed", "greedy", "turns", "tokens", "seconds")}
     played |= {"temperature": options.temperature, "retries": options.retries}
     begun = perf_counter()
 
     def note(records: Sequence[Record]) -> None:
-        so_far, saved = summary_of(records, {}), save_so_far(options.out, records)
-        told = f"{so_far['tasks']} of {options.rows} tasks, reward {so_far['reward']:.4g}"
+        tasks, saved = len({record["task"] for record in records}), save_so_far(options.out, records)
+        told = f"{tasks} of {options.rows} tasks, reward {mean_reward(records):.4g}"
         print(f"{told}, {perf_counter() - begun:.0f} s: {saved}", file=sys.stderr, flush=True)
 
-    records = evaluate(open_worker(env), policy, source, **played, note=note)
+    actor = Actor(options.policy, lr=None, max_tokens=options.max_tokens)
+    where = {"device": spec.device, "backend": spec.backend, "options": spec.options}
+    with closing(open_worker(actor, name="policy", **where)) as policy:
+        records = evaluate(open_worker(env), policy, source, **played, note=note)
     about = {"environment": options.environment, "arguments": arguments, "policy": options.policy, **played}
-    summary = summary_of(records, {**about, "max_tokens": options.max_tokens})
+    about |= {"max_tokens": options.max_tokens, "engine": spec.backend, "right_at": options.right_at}
+    summary = summary_of(records, about, right_at=options.right_at)
     save_results(options.out, records, summary)
     print(json.dumps(summary, indent=1))
     return 0
@@ -61,12 +64,19 @@ def read_options(words: Sequence[str]) -> argparse.Namespace:
     parser = new_parser("eval", "ENV")
     parser.add_argument("environment", nargs="?", help="an installed name, package.module:Class or file.py:Class")
     parser.add_argument("--policy", metavar="MODEL", help="a hub name or a folder, such as RUN/model/actor")
+    parser.add_argument("--engine", metavar="NAME", help="what samples: hf, vllm or sglang (hf, or that of the plan)")
+    parser.add_argument(
+        "--plan", metavar="FILE", type=name_of, help="a plan, whose place to generate has the engine and its options"
+    )
     parser.add_argument(
         "--arg", action="append", default=[], metavar="NAME=VALUE", help="of the environment's __init__"
     )
     parser.add_argument("--data", metavar="FILE", help="tasks as JSON lines, in the place of the environment's own")
     parser.add_argument("--rows", type=whole_number, default=64, metavar="N", help="tasks at most (64)")
     parser.add_argument("--n", type=whole_number, default=1, metavar="N", help="episodes of each task (1)")
+    parser.add_argument(
+        "--right-at", type=float, default=1.0, metavar="R", help="the reward from which on an episode is right (1)"
+    )
     parser.add_argument("--batch", type=whole_number, default=64, metavar="N", help="tasks that are live at once (64)")
     parser.add_argument("--greedy", action="store_true", help="take the likeliest tokens")
     parser.add_argument("--temperature", type=float, metavar="T", help="what logits are divided by (1)")
@@ -84,7 +94,25 @@ def read_options(words: Sequence[str]) -> argparse.Namespace:
         said = {"environment": "an environment", "policy": "--policy MODEL", "out": "--out FOLDER"}[missing[0]]
         fix = "Write flowrl eval ENV --policy MODEL --out FOLDER."
         raise UsageError(f"flowrl eval needs {said}.", fix=fix)
+    if not math.isfinite(options.right_at):
+        raise UsageError(
+            f"--right-at {options.right_at}: no reward is right or wrong by it.", fix="Write --right-at 1."
+        )
     return options
+
+
+def _tasks_of(env: Env, options: argparse.Namespace) -> Source:
+    """The tasks that are played: those of ``--data``, else the environment's own. Raises UsageError without any."""
+    from ..data import jsonl
+    from ..environments import Environment
+
+    how: dict[str, Any] = {"batch": min(options.rows, options.batch), "shuffle": False, "repeat": False}
+    if options.data is not None:
+        of_env = isinstance(env, Environment)
+        return env.source_of(jsonl, options.data, **how) if of_env else jsonl(options.data, **how)
+    if isinstance(env, Environment):
+        return env.source(**how)
+    raise UsageError(f"{type(env).__name__} has no tasks of its own.", fix="Give --data FILE.jsonl.")
 
 
 def _argument(word: str) -> tuple[str, Any]:

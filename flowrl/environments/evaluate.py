@@ -15,6 +15,8 @@ from ..batch import Batch, CallInfo
 from ..data import Source
 from ..errors import UsageError
 from ..workers.env import Env
+from .solve_rates import solve_rates
+from .verify.answers import marked_answer
 
 RESULTS, SUMMARY = "results.jsonl", "summary.json"
 SO_FAR = "results.part.jsonl"  # of an evaluation that goes on, or was broken off
@@ -35,7 +37,8 @@ def evaluate(
     """Play the first ``rows`` tasks of a source ``n`` times each; a record per episode, in their order.
 
     ``note`` is told all records so far after each batch of tasks. ``how`` are further arguments of ``rollout``.
-    Failures are marked; their reward is None.
+    Failures are marked; their reward is None. A record whose last sampled turn marks a final answer has it as
+    ``answer``; it is None in the others.
     """
     cursor, found, first = source.cursor(), list[Record](), 0
     while first < rows:
@@ -53,11 +56,12 @@ def evaluate(
 def _records(played: Batch, policy: Any) -> list[Record]:
     names = ("reward", "scores", "outcome", "finish_reason", "turns", "sampled_tokens", "failed_why")
     fields = [played["rewards" if name == "reward" else name].to_list() for name in names]
-    prompts, responses = played["prompt_ids"].to_list(), played["response_ids"].to_list()
+    prompts, responses, turns = (played[name].to_list() for name in ("prompt_ids", "response_ids", "turn_ids"))
     found: list[Record] = []
-    for key, prompt, response, *values in zip(played.keys, prompts, responses, *fields, strict=True):
+    for key, prompt, response, turn, *values in zip(played.keys, prompts, responses, turns, *fields, strict=True):
         record: Record = {"task": key[0], "sample": key[-1], "prompt": policy.tokenizer.decode(prompt)}
-        record |= {"response": policy.tokenizer.decode(response), **dict(zip(names, values, strict=True))}
+        record |= {"response": policy.tokenizer.decode(response), "answer": _answer(response, turn, policy.tokenizer)}
+        record |= dict(zip(names, values, strict=True))
         if record["failed_why"]:
             record |= {"reward": None, "scores": {}}
         else:
@@ -66,12 +70,26 @@ def _records(played: Batch, policy: Any) -> list[Record]:
     return found
 
 
-def summary_of(records: Sequence[Record], about: Mapping[str, Any]) -> Record:
-    """What records come to: mean rewards with their standard error over tasks, scores, and how episodes ended."""
+def _answer(response: Sequence[int], turns: Sequence[int], tokenizer: Any) -> str | None:
+    """The final answer that the last sampled turn of a response marks; None where it marks none."""
+    last = max(turns, default=-1)
+    sampled = [token for token, turn in zip(response, turns, strict=True) if turn == last >= 0]
+    return marked_answer(tokenizer.decode(sampled, skip_special_tokens=True)) or None
+
+
+def summary_of(records: Sequence[Record], about: Mapping[str, Any], *, right_at: float = 1.0) -> Record:
+    """What records come to: mean rewards with their standard error over tasks, scores, and how episodes ended.
+
+    Tasks that are solved: see :func:`flowrl.environments.solve_rates.solve_rates`; ``right_at`` is the
+    reward from which on an episode counts as right.
+    """
     rewards = _by_task(records)
-    means = [sum(values) / len(values) for values in rewards.values()]
+    means = [_mean(values) for values in rewards.values()]
     scored = [record["scores"] for record in records if record["scores"]]
     names = sorted({name for scores in scored for name in scores})
+    solved: Record = {}
+    for name, values in solve_rates(records, right_at=right_at).items():
+        solved |= {name: _mean(values), f"{name}_standard_error": _standard_error(values)}
     return {
         **about,
         "tasks": len({record["task"] for record in records}),
@@ -79,12 +97,18 @@ def summary_of(records: Sequence[Record], about: Mapping[str, Any]) -> Record:
         "reward": _mean(means),
         "reward_standard_error": _standard_error(means),
         "best_of_n": _mean([max(values) for values in rewards.values()]),
+        **solved,
         "scores": {name: _mean([scores[name] for scores in scored if name in scores]) for name in names},
         "outcomes": dict(sorted(Counter(record["outcome"] for record in records).items())),
         "turns": _mean([record["turns"] for record in records]),
         "sampled_tokens": sum(record["sampled_tokens"] for record in records),
         "digest_of_tasks": _digest(records),
     }
+
+
+def mean_reward(records: Sequence[Record]) -> float:
+    """The mean reward of records, over tasks; nan where none has a reward."""
+    return _mean([_mean(values) for values in _by_task(records).values()])
 
 
 def save_results(folder: Path, records: Sequence[Record], summary: Mapping[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+from itertools import combinations
 
 import pytest
 from letters import build_tokenizer, model_of
@@ -72,6 +73,44 @@ def test_it_is_the_rollout_of_a_program(folder, capsys):
     assert summary["outcomes"] == {"finished": 18} and summary["tasks"] == 6 and summary["seed"] == 5
 
 
+def test_solved_tasks_are_told_with_their_error_over_tasks(folder, capsys):
+    records, summary = run(folder, "solved", "--n", "6", "--seed", "1")
+    rights = [[r["reward"] >= 1 for r in records if r["task"] == i] for i in range(6)]
+    for k in (1, 2, 4, 6):
+        shares = [sum(map(any, combinations(right, k))) / math.comb(6, k) for right in rights]
+        mean = sum(shares) / 6
+        error = math.sqrt(sum((share - mean) ** 2 for share in shares) / 5 / 6)
+        assert (summary[f"pass@{k}"], summary[f"pass@{k}_standard_error"]) == pytest.approx((mean, error))
+    assert 0 < summary["pass@1"] < summary["pass@6"] == summary["best_of_n"] and summary["right_at"] == 1
+    assert "maj@6" not in summary and {r["answer"] for r in records} == {None}, "no response marks an answer"
+    again = run(folder, "never", "--n", "6", "--seed", "1", "--right-at", "1.5")[1]
+    assert again["pass@6"] == 0 and again["reward"] == summary["reward"]
+
+
+def test_the_majority_of_marked_answers_is_told(tmp_path):
+    record = {"prompt": "?", "response": "", "scores": {}, "outcome": "finished", "turns": 1, "sampled_tokens": 2}
+    said = [[("4", 1.0), ("4.0", 1.0), ("5", 0.0)], [("1", 0.0), ("1", 0.0), ("2", 1.0)]]
+    found = [record | {"task": t, "answer": a, "reward": r} for t, samples in enumerate(said) for a, r in samples]
+    summary = summary_of(found, {})
+    assert (summary["maj@3"], summary["maj@3_standard_error"]) == (0.5, 0.5)
+    assert summary["pass@1"] == 0.5 and summary["pass@3"] == 1 and summary["best_of_n"] == 1
+
+
+def test_the_answer_is_in_what_was_sampled_last():
+    tokenizer = build_tokenizer()
+    assert evaluation._answer([2, 3], [-1, -1], tokenizer) is None and evaluation._answer([], [], tokenizer) is None
+
+    class Words:
+        def decode(self, ids, skip_special_tokens=False):
+            assert skip_special_tokens
+            return "".join(ids)
+
+    assert evaluation._answer(["#### 1", "no:", "#### 2"], [0, -1, 1], Words()) == "2"
+    assert evaluation._answer(["#### 1", "no:", "well"], [0, -1, 1], Words()) is None
+    assert evaluation._answer(["so ", "#### 1", "#### 3"], [0, 0, -1], Words()) == "1"
+    assert evaluation._answer([r"\boxed{}"], [0], Words()) is None
+
+
 def test_failures_are_counted_and_no_reward(folder, capsys):
     with pytest.warns(UserWarning, match="failed"):
         records, summary = run(folder, "failing", "--arg", "fails=2", "--n", "2")
@@ -131,6 +170,12 @@ def test_tasks_of_a_file(folder):
         (["x:Y"], "needs --policy MODEL"),
         (["x:Y", "--policy", "m"], "needs --out FOLDER"),
         (["x:Y", "--policy", "m", "--out", "o", "--arg", "level"], "--arg level is no NAME=VALUE"),
+        (
+            ["x:Y", "--policy", "m", "--out", "o", "--right-at", "nan"],
+            "--right-at nan: no reward is right or wrong by it",
+        ),
+        (["x:Y", "--policy", "m", "--out", "o", "--right-at", "all"], "--right-at"),
+        (["x:Y", "--policy", "m", "--out", "o", "--plan", ""], "--plan: the name is empty"),
         (["x:Y", "--policy", "m", "--out", "o", "--level", "2"], "'--level' is no option here"),
         (["not_there.at_all", "--policy", "m", "--out", "o"], "no module 'not_there.at_all'"),
     ],

@@ -66,12 +66,31 @@ def final_answer(response: str) -> str:
     >>> verify.final_answer(r"So x is \boxed{\frac{1}{2}}."), verify.final_answer("2+2\n#### 4")
     ('\\frac{1}{2}', '4')
     """
+    marked = marked_answer(response)
+    return response.strip() if marked is None else marked
+
+
+def marked_answer(response: str) -> str | None:
+    """The final answer that a response marks: in a box or a tag, or behind ``####``; None where it marks none."""
     boxed = boxed_in(response)
     if boxed is not None:
         return boxed.strip()
     if tagged := _TAGGED.findall(response[-_LONGEST:]):
         return tagged[-1].strip()
-    return response.rpartition("####")[2].strip()
+    return response.rpartition("####")[2].strip() if "####" in response else None
+
+
+def answer_value(answer: str) -> float | str:
+    r"""What equal answers have in common: their number where they are nothing else, else their text.
+
+    Runs of white space in a text are one blank.
+
+    >>> answer_value(r"\frac{1}{2}"), answer_value("x  =\n7")
+    (0.5, 'x = 7')
+    """
+    whole = _NUMBER.fullmatch(_plain(answer[-_LONGEST:]).strip(" $."))
+    number = None if whole is None else number_in(answer)
+    return " ".join(answer.split()) if number is None else number
 
 
 def boxed_in(response: str) -> str | None:
@@ -119,9 +138,7 @@ def numeric(response: str, answer: str | float, *, relative: float = 1e-6, absol
 
 def number_in(text: str) -> float | None:
     """The last number in a text; None without one, or where it is a part of what is not read, such as a root."""
-    text = text[-_LONGEST:]
-    for pattern, plainly in _PLAINLY:
-        text = pattern.sub(plainly, text)
+    text = _plain(text[-_LONGEST:])
     *_, found = (None, *_NUMBER.finditer(text))
     if found is None or _BEFORE.search(text[: found.start()][-40:]) or _BEHIND.match(text, found.end()):
         return None
@@ -137,6 +154,13 @@ def number_in(text: str) -> float | None:
     if (found["sign"] or "").startswith("-"):
         value = -value
     return value if math.isfinite(value) else None
+
+
+def _plain(text: str) -> str:
+    """A text as it is written without LaTeX and Unicode, as far as numbers have them."""
+    for pattern, plainly in _PLAINLY:
+        text = pattern.sub(plainly, text)
+    return text
 
 
 def choice(response: str, answer: str) -> float:
