@@ -11,6 +11,7 @@ from time import perf_counter
 from typing import Any
 
 from ..errors import UsageError
+from .arguments.arg_option import read_argument
 from .arguments.options import read_words, whole_number
 from .help import new_parser
 
@@ -28,7 +29,7 @@ def eval_command(words: Sequence[str]) -> int:
     from ..environments import Environment, load_environment
     from ..workers.actor import Actor
 
-    arguments = dict(_argument(word) for word in options.arg)
+    arguments = dict(read_argument(word) for word in options.arg)
     env = load_environment(options.environment, **arguments)
     how: dict[str, Any] = {"batch": min(options.rows, options.batch), "shuffle": False, "repeat": False}
     if options.data is not None:
@@ -62,7 +63,7 @@ def read_options(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("environment", nargs="?", help="an installed name, package.module:Class or file.py:Class")
     parser.add_argument("--policy", metavar="MODEL", help="a hub name or a folder, such as RUN/model/actor")
     parser.add_argument(
-        "--arg", action="append", default=[], metavar="NAME=VALUE", help="of the environment's __init__"
+        "--arg", action="append", default=[], metavar="NAME=VALUE", help="of the environment's __init__ (YAML)"
     )
     parser.add_argument("--data", metavar="FILE", help="tasks as JSON lines, in the place of the environment's own")
     parser.add_argument("--rows", type=whole_number, default=64, metavar="N", help="tasks at most (64)")
@@ -85,14 +86,3 @@ def read_options(words: Sequence[str]) -> argparse.Namespace:
         fix = "Write flowrl eval ENV --policy MODEL --out FOLDER."
         raise UsageError(f"flowrl eval needs {said}.", fix=fix)
     return options
-
-
-def _argument(word: str) -> tuple[str, Any]:
-    """``level=2`` as a name and a value: JSON where it is that, else the text itself."""
-    name, equals, value = word.partition("=")
-    if not equals or not name.isidentifier():
-        raise UsageError(f"--arg {word} is no NAME=VALUE.", fix="Write --arg level=2.")
-    try:
-        return name, json.loads(value)
-    except ValueError:
-        return name, value
