@@ -238,3 +238,26 @@ def test_the_ids_of_another_tokenizer_are_refused_with_the_op_that_reads_text(fo
     with pytest.raises(ModelError, match="judge.score reads 'tokens', whose ids another tokenizer made") as opened:
         flow.run(out=tmp_path / "run", quiet=True)
     assert "Write judge.score_text(batch)" in opened.value.fix and opened.value.at is not None
+
+
+def test_the_trace_knows_what_is_read():
+    """Messages of the data where its prompts are such; a call that cannot be is an error with its line."""
+
+    def flow_of_data(prompt, **how):
+        flow = fl.Flow("x")
+        actor = flow.worker(fl.Actor, "a/model", name="actor")
+        judge = flow.worker(fl.RewardModel, "a/judge", name="judge")
+        prompts = fl.data.rows([{"prompt": prompt}], batch=1, chat=True)
+
+        @flow.program
+        def x(steps: int = 2):
+            for step, batch in flow.steps(prompts, steps):
+                flow.log(step, reward=judge.score_text(actor.generate(batch), **how).rewards.mean())
+
+        return flow
+
+    for prompt, reads in (("1+2=", {"prompt", "response_ids"}), (chat("1+2="), {"messages", "response_ids"})):
+        [node] = [n for n in flow_of_data(prompt).graph().nodes if n.id == "judge.score_text"]
+        assert set(node.reads) == reads
+    [error] = flow_of_data("1", chat=False, system="x").check().errors
+    assert "system= is for chats" in error.what and error.at.text.startswith("flow.log(step, reward=judge.score_text")
