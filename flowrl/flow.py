@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast, overload
 from .analysis.chat_templates import template_findings
 from .errors import CheckError, ProgramError, UsageError, WorkerError, did_you_mean, shown
 from .evaluation_options import check_evaluation, check_stop, read_evaluations
-from .graph.check_program import Report, check, unused
+from .graph.check_program import Report, check, unlike_names, unused
 from .graph.compile_paths import compile_graph
 from .graph.ops.allowed import check_values, whole
 from .graph.ops.check_arguments import described
@@ -32,6 +32,7 @@ from .handle import Handle, first_model, misnamed
 from .html_tables import table
 from .lowering.lower import used_workers
 from .offers import offers
+from .placement.model.zoo import SHIPPED
 from .placement.plan.plan import Plan
 from .program import Program
 from .run_options import RUN_OPTIONS, parameters_of_run
@@ -249,7 +250,7 @@ class Flow:
         found.append(template_findings(traced, self.handles))
         errors = (*report.errors, *lost, *misnamed(self.handles), *(error for some, _ in found for error in some))
         lints = (*report.lints, *idle, *(lint for _, some in found for lint in some))
-        return Report(report.program, errors, lints)
+        return Report(report.program, errors, (*lints, *(() if errors else unlike_names(traced, sizes=SHIPPED))))
 
     def study(
         self,
