@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 Message = Mapping[str, Any]
 _LONGEST = 8192  # characters of what a tool gives
 _OPEN = ("state", "response", "responses")
+#: What sees an episode before it is graded, and so may put more into ``state.row``.
+_PLAYS = ("setup", "respond", "anchor", "reset", "step", "_reset", "_step", "by_name")
 
 
 class State:
@@ -136,8 +138,8 @@ class Environment(Env):
     @classmethod
     def check_call(cls, op: str, columns: Collection[str]) -> None:
         super().check_call(op, columns)
-        if op != "rollout" or any(getattr(cls, n) is not getattr(Environment, n) for n in ("setup", "reset", "_reset")):
-            return  # these may put more into a row
+        if op != "rollout" or cls._may_add_columns():
+            return
         known = [*_OPEN, *sorted(name for name in columns if name not in STANDARD)]
         for hook in hooks_of(cls).values():
             asks = hook.asks if hook.kind in ("reward", "metric") else ()
@@ -148,6 +150,14 @@ class Environment(Env):
                     have=known,
                     fix=did_you_mean(name, known, "Have the data give it, or take a column that is there."),
                 )
+
+    @classmethod
+    def _may_add_columns(cls) -> bool:
+        """Whether code of its own is handed an episode before it is graded: what it puts into the row is known late."""
+        if any(getattr(cls, name) is not getattr(Environment, name) for name in _PLAYS):
+            return True
+        stops = any(hook.kind == "stop" for hook in hooks_of(cls).values())
+        return stops or any(tool.takes_state for tool in tools_of(cls.tools).values())
 
     # -- what a subclass writes ---------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from letters import build_tokenizer, model_of
 
 import flowrl as fl
 from flowrl.batch import CallInfo
-from flowrl.environments import Environment, State, group_reward, metric, reward, stop
+from flowrl.environments import AgentEnvironment, Environment, State, group_reward, metric, reward, stop
 from flowrl.errors import ModelError, RewardError, WorkerError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*rollout failed")
@@ -402,7 +402,59 @@ class AsksWhatSetupGives(Asks):
         state.row = {**state.row, "soluton": "3"}
 
 
-@pytest.mark.parametrize(("kind", "wrong"), [(Asks, True), (AsksWhatSetupGives, False)])
+class AsksWhatRespondGives(Asks):
+    def respond(self, state):
+        state.row["soluton"] = "3"
+
+
+class AsksWhatStopGives(Asks):
+    @stop
+    def solved(self, state):
+        state.row["soluton"] = "3"
+        return True
+
+
+def look_up(state: Any, word: str) -> str:
+    """Look a word up."""
+    state.row["soluton"] = word
+    return word
+
+
+def double(word: str) -> str:
+    """Double a word."""
+    return word + word
+
+
+class AsksWhatAToolGives(Asks):
+    tools = (double, look_up)
+
+
+class HasAToolWithoutState(Asks):
+    tools = (double,)
+
+
+class AsksWhatAnAgentGives(Asks, AgentEnvironment):
+    def agent(self, task):
+        task.row["soluton"] = "3"
+
+
+class HasAProgram(Asks, AgentEnvironment):
+    command = ("python", "agent.py")
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrong"),
+    [
+        (Asks, True),
+        (HasAToolWithoutState, True),
+        (HasAProgram, True),
+        (AsksWhatSetupGives, False),
+        (AsksWhatRespondGives, False),
+        (AsksWhatStopGives, False),
+        (AsksWhatAToolGives, False),
+        (AsksWhatAnAgentGives, False),
+    ],
+)
 def test_a_check_names_a_grade_that_asks_for_no_column(kind, wrong):
     flow = fl.Flow("asks")
     actor, env = flow.worker(fl.Actor, model_of(), lr=None), flow.worker(kind)
@@ -416,7 +468,7 @@ def test_a_check_names_a_grade_that_asks_for_no_column(kind, wrong):
     errors = flow.check("asks").errors
     assert len(errors) == wrong
     for error in errors:
-        assert error.what == "Asks.near asks for 'soluton', which is no column of the data."
+        assert error.what == f"{kind.__name__}.near asks for 'soluton', which is no column of the data."
         assert error.fix == "Did you mean 'solution'?" and "def near" in error.at.text
         assert error.have == "prompt, response, responses, solution, state"
 

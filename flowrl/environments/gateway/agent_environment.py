@@ -94,6 +94,10 @@ class AgentEnvironment(Environment):
                 fix="Define agent(self, task), or write command = ('python', 'agent.py').",
             )
 
+    @classmethod
+    def _may_add_columns(cls) -> bool:
+        return cls.agent is not AgentEnvironment.agent or super()._may_add_columns()
+
     def agent(self, task: Task) -> Any:
         """Solve a task by asking the model at ``task.base_url``; here by running ``command``."""
         return run_program(self.command, task)

@@ -118,6 +118,7 @@ def _changed(root: Any, change: str) -> Any:
             above = ".".join(names[:place]) or "the plan"
             what = f"{above} has no {names[place]}: it is {node.value if _kind(node) == 'ScalarNode' else 'a list'}."
             raise PlanError(what, at=At(title, 0), fix=f"Give it whole: --set {above}=VALUE.")
+        node = yaml.MappingNode(node.tag, [*node.value], node.start_mark, node.end_mark)  # others may be aliases of it
         for number, (key, inner) in enumerate(node.value):
             if str(key.value) == names[place]:
                 node.value[number] = (key, put(inner, place + 1))

@@ -142,8 +142,9 @@ class RankCall:
 
     ``weights``: version of the worker's weights, and whether they were updated since. ``keep``: the number under which
     the result is kept; 0 for a rank whose result is that of another one. ``journal``: (program, call) of one
-    that touches the world, ``journal_since`` the parts from which on journals may answer it. ``frees``: objects that
-    nobody needs any more. ``kept``: what a rank that is lost has told of the rows that it sampled.
+    that touches the world, ``journal_since`` the parts from which on journals may answer it, and ``epoch`` how often
+    ranks were restarted before: rows may come from another rank, which has answered some of them. ``frees``: objects
+    that nobody needs any more. ``kept``: what a rank that is lost has told of the rows that it sampled.
     """
 
     title: str
@@ -156,6 +157,7 @@ class RankCall:
     weights: tuple[int, bool] = (0, False)
     journal: tuple[int, float] | None = None
     journal_since: Mapping[str, int] = field(default_factory=dict[str, int])
+    epoch: int = 0
     frees: tuple[int, ...] = ()
     policies: Mapping[str, Serving] = field(default_factory=dict[str, Serving])
     kept: ToldTokens | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -254,7 +254,7 @@ def remake_rows(client: RankClient, wanted: Any) -> None:
         if recipe is None or not recipe.repeatable:
             what = f"rows that rank {rank} held are needed, and cannot be made again."
             raise RankLost(what, ranks=[rank], inconsistent=True, alive=True)
-        calls = recipe.calls_for(id)
+        calls = {r: replace(call, epoch=client.epoch) for r, call in recipe.calls_for(id).items()}
         remake_rows(client, [dict(call.arguments) for call in calls.values()])
         what = f"{recipe.title} of step {recipe.step}, once more"
         try:

@@ -40,6 +40,26 @@ def test_a_change_is_what_the_file_would_say(old, new, change):
     assert read(PLAN, changes=[change]).to_json() == read(PLAN.replace(old, new, 1)).to_json()
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ["place.ref.mesh={dp: 4, fsdp: 2}"],
+        ["place.actor.mesh={dp: 4, fsdp: 2}"],
+        ["place.ref.mesh.fsdp=4", "place.ref.mesh.dp=2"],
+        ["place.ref.backend=fsdp2"],
+    ],
+    ids=str,
+)
+def test_a_change_leaves_those_as_they_are_that_share_their_words_in_the_file(changes):
+    """An alias of YAML stands for the same node as its anchor: both were changed."""
+    places = "  actor: &all {pool: gpu, mesh: &axes {fsdp: 8}}\n  ref: *all\n  old: {pool: gpu, mesh: *axes}\n"
+    shared = PLAN.split("place:")[0] + "place:\n" + places
+    written = shared.replace("&all ", "").replace("&axes ", "").replace("*all", "{pool: gpu, mesh: {fsdp: 8}}")
+    written = written.replace("*axes", "{fsdp: 8}")
+    assert read(shared).to_json() == read(written).to_json()
+    assert read(shared, changes=changes).to_json() == read(written, changes=changes).to_json() != read(shared).to_json()
+
+
 def test_the_last_change_wins_and_changes_add_up():
     plan = read(PLAN, changes=["pipeline.staleness=4", "pipeline.chunks=2", "pipeline.staleness=0"])
     assert (plan.pipeline.staleness, plan.pipeline.chunks) == (0, 2)

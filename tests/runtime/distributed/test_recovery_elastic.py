@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from dataclasses import replace
 
 import pytest
-from direct import Direct, run_direct
+from direct import LOST, Direct, run_direct
 from flows import module_of
 
+import flowrl as fl
 from flowrl.errors import RankLost
 from flowrl.placement.plan.plan import Pipeline, Place, Plan, Pool
 from flowrl.runtime.distributed.calls.pending_calls import CallOnRanks
@@ -82,6 +84,66 @@ def test_a_replica_that_is_lost_for_good_leaves_the_others_its_rows(shares, calm
     assert record(out)["ledger"] == record(calm)["ledger"]
     last = [one for one in shares if one[0] == 5]
     assert {rank for _, rank, _ in last} == set(left) and sum(len(keys) for *_, keys in last) == 8
+
+
+ASKED: Counter[tuple[int, ...]] = Counter()
+
+
+class Judge(fl.Worker):
+    """Notes in ``ASKED`` how often it was asked for each row."""
+
+    @fl.op(reads="y", adds="r: f32[]", cost="external", pieces="row")
+    def judge(self, batch):
+        ASKED.update(batch.keys)
+        return {"r": batch.y.values * 2}
+
+
+def judged_run(out, processes, **how):
+    """A run of three steps in which so many processes judge nine rows."""
+    ASKED.clear()
+    small, flow = module_of("small_flow"), fl.Flow("judged")
+    counter, judge = flow.worker(small.Counter, name="counter"), flow.worker(Judge, name="judge")
+
+    @flow.program
+    def judged(steps: int = 3):
+        for step, batch in flow.steps(small.Numbers(9), steps):
+            batch = judge.judge(counter.values(batch))
+            flow.log(step, counter.update(batch), reward=batch.r.mean())
+
+    plan = Plan({"a": "cpu", "b": Pool("b", processes=processes)}, {"counter": Place("a"), "judge": Place("b")})
+    return run_direct(flow, plan, out, "judged", **how)[1]
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+@pytest.mark.parametrize("of", ["judge.judge", "batch.mean"], ids=["before it is heard", "with its rows"])
+def test_rows_that_a_lost_replica_had_answered_are_asked_for_by_nobody_again(monkeypatch, tmp_path, processes, of):
+    """The others had read its journal before it wrote them. Each goes on with the rows that it had."""
+    told, real, lost = [], Direct.send, set()
+
+    def send(self, rank, method, *args):
+        if method != "run" or args[0].info.step != 1:
+            return real(self, rank, method, *args)
+        if args[0].title == "judge.judge":
+            told.append((rank, set(next(iter(args[0].arguments.values())).keys)))
+        if args[0].title == of == "batch.mean" and not lost:  # which needs rows of rank 1
+            lost.add(1)
+            self.dead.add(1)
+        answer = real(self, rank, method, *args)
+        if args[0].title == of == "judge.judge" and rank == 1 and not lost:
+            lost.add(1)
+            self.dead.add(1)
+            return LOST
+        return answer
+
+    monkeypatch.setattr(Direct, "send", send)
+    place = judged_run(tmp_path, processes, homeless={1})
+    assert lost and place.client.pools["b"] == tuple(range(2, processes + 1))
+    assert [kind for kind, _ in events(tmp_path, "lost", "renewed", "resized", "recovered")] == ["lost", "resized"]
+    assert len(ASKED) == 27 and set(ASKED.values()) == {1}
+    own, again = dict(told[:processes]), told[processes:]
+    if of == "judge.judge":
+        assert {rank: keys for rank, keys in again if rank != 2} == {r: own[r] for r in range(3, processes + 1)}
+    assert dict(again)[2] >= own[1]
 
 
 @pytest.mark.parametrize("kill", [("open", 0, 2), ("run", 2, 0)], ids=str)

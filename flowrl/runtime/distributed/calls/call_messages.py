@@ -21,6 +21,9 @@ from ..rank_client import RankClient
 from ..worker_group import WorkerGroup
 from .bring_rows import home_of
 
+#: The keys of the rows that each rank has of a call; None for all.
+Shares = Mapping[int, tuple[Key, ...] | None]
+
 
 def rank_calls(
     client: RankClient,
@@ -30,22 +33,38 @@ def rank_calls(
     main: RemoteBatch | None,
     *,
     rank: int | None = None,
-) -> dict[int, RankCall]:
-    """Return what every rank that takes part is told; ``main`` is the first batch, by whose rows work is divided.
+    before: Shares | None = None,
+) -> tuple[dict[int, RankCall], Shares]:
+    """Return what every rank that takes part is told, and the keys of its rows; ``main`` is the first batch, by whose
+    rows work is divided.
 
-    ``rank``: the one that gets all of them, with those that compute with it. Raises what is wrong with the fields of
-    the arguments.
+    ``rank``: the one that gets all of them, with those that compute with it. ``before``: who had which rows when a call
+    that touches the world was sent the last time; it goes on with them. Raises what is wrong with the fields of the
+    arguments.
     """
     reads = read_fields(call, group, arguments)
     if group is None:
-        shares: Mapping[int, tuple[Key, ...] | None] = {home_of(client, arguments): None}
+        shares: Shares = {home_of(client, arguments): None}
     elif rank is not None and main is not None:
         shares = dict.fromkeys(group.parts.team_of(rank), main.keys)
     else:
         spread = call.op.cost == "generate" and main is not None and group.parts.count > 1 and not group.spec.collective
         expected = client.expected.sizes(call, main, arguments.get("n", 1)) if spread and main is not None else None
         shares = shares_of(group, call.op, arguments, main, expected)
-    return {r: _rank_call(client, call, group, arguments, reads, main, r, keys) for r, keys in shares.items()}
+        goes_on = call.op.external and not group.spec.collective and None not in shares.values()
+        if goes_on and before is not None and main is not None:
+            shares = _taken_over(client, before, main)
+    return {r: _rank_call(client, call, group, arguments, reads, main, r, keys) for r, keys in shares.items()}, shares
+
+
+def _taken_over(client: RankClient, before: Shares, main: RemoteBatch) -> Shares:
+    """Return who has which rows from here on: each its own, which it may be at, and those of ranks that are gone for
+    good and for which it stands in."""
+    has = {key: client.stand_in(rank) for rank, keys in before.items() for key in keys or main.keys}
+    found: dict[int, list[Key]] = {rank: [] for rank in dict.fromkeys(has.values())}
+    for key in main.keys:
+        found[has[key]].append(key)
+    return {rank: tuple(keys) for rank, keys in found.items()}
 
 
 def shares_of(
@@ -192,6 +211,7 @@ def _rank_call(
         weights=(group.version, group.dirty) if group is not None else (0, False),
         journal=call.place if call.op.external else None,
         journal_since=client.journal_since if call.op.external else {},
+        epoch=client.epoch,
         frees=client.take_dropped(rank),
         policies=policies,
     )

@@ -26,7 +26,7 @@ from ..protocol import Failed, RankCall, Reply
 from ..rank_client import RankClient, to_error
 from ..recovery import remake_rows
 from ..worker_group import WorkerGroup
-from .call_messages import rank_calls
+from .call_messages import Shares, rank_calls
 from .kept_results import fill_keys, kept_of, payload_bytes, result_of, wrong_rows
 from .lineage import Recipe, stored_in
 
@@ -67,6 +67,7 @@ class CallOnRanks:
         self._passes: tuple[DecodePasses, ...] = ()
         self.slots = DecodeSlots()  # of the engines that it asks
         self.waits = EnvironmentWaits()  # of its environments
+        self._shares: Shares | None = None  # who has which rows, once it was sent
         self._epoch: int | None = client.epoch
         self._first: Sent | RankLost | None
         try:
@@ -97,7 +98,9 @@ class CallOnRanks:
         with client.order:  # nothing is restarted between what a call says and its way there
             if group is not None and group.is_away:  # its generating use has no memory of its own
                 client.note_swap("onload", group.pool, f"{group.name}.train", group.onload())
-            calls = rank_calls(client, call, group, self.arguments, self.main, rank=self._choose_rank())
+            calls, self._shares = rank_calls(
+                client, call, group, self.arguments, self.main, rank=self._choose_rank(), before=self._shares
+            )
             recipe = self._recipe(calls)
             try:
                 remake_rows(client, [dict(c.arguments) for c in calls.values()])

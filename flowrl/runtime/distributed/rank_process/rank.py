@@ -316,7 +316,7 @@ class Rank(Weights, Policies):
                 call.into,
                 call.info,
                 place=call.journal,
-                journal=lambda: self._journal.get(call.journal_since),
+                journal=lambda: self._journal.get(call.journal_since, call.epoch),
                 notes=self._notes,
                 warn=self._now.warnings.append,
             )
@@ -329,11 +329,11 @@ class Rank(Weights, Policies):
         return reply
 
     def _turn(self, call: RankCall, op: Op, arguments: Mapping[str, Any]) -> AbstractContextManager[None]:
-        """What a call that touches the world waits for: the same rows of the same place. Other chunks of it do not."""
+        """What a call that touches the world waits for: others at its place that have any of its rows."""
         if call.journal is None:
             return nullcontext()
         main = arguments.get(op.batch_parameter)
-        return self._turns.turn((*call.journal, main.keys[:1] if isinstance(main, Batch) else ()))
+        return self._turns.turn(call.journal, main.keys if isinstance(main, Batch) else ())
 
     def _op(self, call: RankCall) -> Op:
         if not isinstance(call.op, str):

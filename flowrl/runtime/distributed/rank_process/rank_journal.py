@@ -21,16 +21,19 @@ class RankJournal:
         self._lock = threading.Lock()
         self._journal: Journal | None = None
         self._since: dict[str, int] | None = None  # the parts from which on it was read; None while it was not
+        self._epoch = 0  # in which it was read
 
-    def get(self, since: Mapping[str, int]) -> Journal:
-        """Return the journal. It knows what all ranks of the run have written from these parts on.
+    def get(self, since: Mapping[str, int], epoch: int = 0) -> Journal:
+        """Return the journal. It knows what all ranks of the run had written from these parts on, as this epoch began.
 
-        A call that was made before the last checkpoint, and is made again, needs earlier parts than others do.
+        A call that was made before the last checkpoint, and is made again, needs earlier parts than others do. One of
+        a later epoch may have rows of a rank that is gone, which has answered some of them.
         """
         with self._lock:
             if self._journal is None:
                 self._journal = Journal(self._path, beside="journal*.jsonl", since=None)
-            read = self._since
+            read = self._since if epoch <= self._epoch else None
+            self._epoch = max(epoch, self._epoch)
             if read is None or any(first > since.get(base, 0) for base, first in read.items()):
                 earliest = since if read is None else {b: min(first, since.get(b, 0)) for b, first in read.items()}
                 self._journal.forget()

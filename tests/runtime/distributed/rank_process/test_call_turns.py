@@ -93,13 +93,48 @@ def test_of_calls_that_wait_for_a_place_the_newest_alone_gets_it(tmp_path):
         first = threads.submit(rank.run, call(1))
         assert game.begun.wait(WAIT)
         second = threads.submit(rank.run, call(2, frees=(1,)))
-        until(lambda: rank._turns._newest != rank._turns._running)
+        until(lambda: rank._turns._waiting)
         third = threads.submit(rank.run, call(3, frees=(2,)))
         given_up = second.result(WAIT)
         assert isinstance(given_up, Failed) and "nobody waits" in given_up.text and not first.done()
         game.goes_on.set()
         assert isinstance(third.result(WAIT), Reply)
     assert set(game.asked.values()) == {1} and list(rank.objects) == [3]
+
+
+def test_a_call_that_comes_with_rows_of_a_lost_rank_too_plays_none_of_its_own_twice(tmp_path):
+    """The first of its rows told it from others: with those of a rank that is gone it played its own beside itself."""
+    game = Slow()
+    rank = rank_with(game, tmp_path)
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(rank.run, call(1, chunk=slice(1, 3)))
+        assert game.begun.wait(WAIT)
+        second = threads.submit(rank.run, call(2, frees=(1,)))
+        until(lambda: rank._turns._waiting)
+        game.goes_on.set()
+        replies = [first.result(WAIT), second.result(WAIT)]
+    assert all(isinstance(reply, Reply) for reply in replies), replies
+    assert len(game.asked) == 6 and set(game.asked.values()) == {1}
+    assert list(rank.objects) == [2] and len(rank.objects[2]) == 6
+
+
+def test_a_turn_waits_for_all_that_have_rows_of_it():
+    turns, begun = CallTurns(), []
+
+    def take(*rows: int) -> None:
+        with turns.turn("place", rows):
+            begun.append(rows)
+
+    with ThreadPoolExecutor(1) as threads, turns.turn("place", (1,)):
+        with turns.turn("place", (2,)):
+            waiting = threads.submit(take, 0, 1, 2)
+            until(lambda: turns._waiting)
+            take(3)
+        assert not waiting.done() and begun == [(3,)]
+        take(4)
+        waits = turns._waiting
+    waiting.result(WAIT)
+    assert begun == [(3,), (4,), (0, 1, 2)] and not turns._running and not waits
 
 
 def test_chunks_of_a_call_are_beside_each_other(tmp_path):
@@ -119,7 +154,7 @@ def test_a_call_that_fails_leaves_its_place_to_the_next():
         raise ZeroDivisionError
     with turns.turn((0, 1)), turns.turn((0, 2)):  # another place is free
         pass
-    assert not turns._running and not turns._newest
+    assert not turns._running and not turns._waiting
 
 
 def test_what_comes_after_the_run_has_gone_back_waits_for_nobody():
@@ -134,7 +169,7 @@ def test_what_comes_after_the_run_has_gone_back_waits_for_nobody():
     with ThreadPoolExecutor(1) as threads, turns.turn("place"):
         waiting = threads.submit(wait)
         assert waits.wait(WAIT)
-        until(lambda: turns._newest["place"] is not turns._running["place"])
+        until(lambda: turns._waiting)
         turns.forget()
         with pytest.raises(RunError, match="gone back"):
             waiting.result(WAIT)

@@ -70,6 +70,22 @@ def test_what_other_ranks_have_written_is_read_after_it_was_forgotten(tmp_path):
     assert [line["keys"] for line in made.get({}).answers(0, 7)] == [((7,),)]
 
 
+def test_what_others_have_written_is_read_by_the_first_call_after_ranks_were_lost(tmp_path, monkeypatch):
+    """Its rows may be of one that is gone."""
+    monkeypatch.setattr(journals, "PART", 100)
+    made, other = (RankJournal(tmp_path / f"journal.games.{rank}.jsonl") for rank in (2, 3))
+    assert made.get({}).answers(0, 7) == []
+    keep(other.get({}), 6)
+    keep(other.get({}), 7)
+    assert made.get({}, 0).answers(0, 7) == []
+    found = made.get({"journal.games.3": 1}, 2)
+    assert found.answers(0, 7) and not found.answers(0, 6), "a call needs no earlier parts for that"
+    keep(other.get({}), 8)
+    assert made.get({"journal.games.3": 1}, 2).answers(0, 8) == [], "once is enough"
+    assert made.get({"journal.games.3": 1}, 1).answers(0, 8) == []
+    assert made.get({"journal.games.3": 0}, 1).answers(0, 6), "a call of before may need them still"
+
+
 def test_parts_before_the_one_that_is_asked_for_are_read_once_a_call_needs_them(tmp_path, monkeypatch):
     """A rank that is started again late in a run once read all that the run had ever written."""
     monkeypatch.setattr(journals, "PART", 100)
