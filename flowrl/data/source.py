@@ -140,8 +140,7 @@ class Reading:
             what = f"A data source: columns={reading.columns!r} is one text."
             raise DataError(what, at=at, fix=f"Write columns=[{reading.columns!r}].")
         check_values("A data source", options, OPTIONS, DataError)
-        wrong = None if reading.chat_template_kwargs is None else wrong_arguments(reading.chat_template_kwargs)
-        if wrong is not None:
+        if wrong := wrong_arguments(reading.chat_template_kwargs):
             raise DataError(f"A data source: {wrong[0]}", at=at, fix=wrong[1])
         if reading.rejected is not None and reading.response is None:
             what = f"rejected='{reading.rejected}' is worse than another response, and there is none."

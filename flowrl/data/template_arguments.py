@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, cast
 
@@ -48,6 +48,8 @@ def wrong_arguments(given: Any) -> tuple[str, str] | None:
     >>> wrong_arguments({"tokenize": True})[0]
     "chat_template_kwargs has 'tokenize', which is no argument of the template."
     """
+    if given is None:
+        return None
     if not isinstance(given, Mapping):
         return f"chat_template_kwargs={given!r} is no dict.", f"Write {FORM}."
     for name, value in cast("Mapping[Any, Any]", given).items():
@@ -61,9 +63,7 @@ def wrong_arguments(given: Any) -> tuple[str, str] | None:
     return None
 
 
-def check_read(
-    more: Mapping[str, Any], tokenizer: Any, kind: type[FlowError] = ModelError, title: str = "The tokenizer"
-) -> None:
+def check_read(more: Mapping[str, Any], tokenizer: Any, kind: type[FlowError] = ModelError) -> None:
     """Raise ``kind`` for an argument that the chat template never reads: transformers passes it over without a word.
 
     ``more`` is of :func:`template_arguments`; whether tools are read is not looked at.
@@ -72,17 +72,27 @@ def check_read(
     if not given:
         return
     if getattr(tokenizer, "chat_template", None) is None:
-        raise kind(f"{title} has no chat template, and chat_template_kwargs are its arguments.", fix="Leave them out.")
+        what = f"{named(tokenizer)} has no chat template, which chat_template_kwargs are for."
+        raise kind(what, fix="Leave them out, or take the tokenizer of an instruction-tuned model.")
     read = template_variables(tokenizer, more.get("tools"))
     unread = None if read is None else next((name for name in given if name not in read), None)
     if read is None or unread is None:
         return
-    known = sorted(name for name in read if name not in _OWN and not name.endswith("_token"))
+    known = own_arguments(read)
     raise kind(
         f"The chat template of {named(tokenizer)} reads no '{unread}', which chat_template_kwargs gives.",
         have=known,
         fix=did_you_mean(unread, known, "Leave it out: it is never read."),
     )
+
+
+def own_arguments(read: Iterable[str]) -> list[str]:
+    """Return the names among those that a template reads that are arguments of its own.
+
+    >>> own_arguments(["messages", "enable_thinking", "bos_token"])
+    ['enable_thinking']
+    """
+    return sorted(name for name in read if name not in _OWN and not name.endswith("_token"))
 
 
 def template_variables(tokenizer: Any, tools: Sequence[Any] | None = None) -> frozenset[str] | None:
