@@ -6,10 +6,12 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from ..data.template_arguments import wrong_arguments
 from ..errors import UsageError
 from .arguments.options import read_words, whole_number
 from .help import new_parser
@@ -31,6 +33,12 @@ def eval_command(words: Sequence[str]) -> int:
     arguments = dict(_argument(word) for word in options.arg)
     env = load_environment(options.environment, **arguments)
     how: dict[str, Any] = {"batch": min(options.rows, options.batch), "shuffle": False, "repeat": False}
+    kwargs = options.chat_template_kwargs
+    if kwargs is not None and not isinstance(env, Environment):
+        what = f"{type(env).__name__} is no Environment, and --chat-template-kwargs is for the chats of one."
+        raise UsageError(what, fix="Leave it out.")
+    if kwargs is not None and isinstance(env, Environment):
+        env.chat_template_kwargs = {**(env.chat_template_kwargs or {}), **kwargs}
     if options.data is not None:
         of_env = isinstance(env, Environment)
         source = env.source_of(jsonl, options.data, **how) if of_env else jsonl(options.data, **how)
@@ -50,6 +58,7 @@ def eval_command(words: Sequence[str]) -> int:
 
     records = evaluate(open_worker(env), policy, source, **played, note=note)
     about = {"environment": options.environment, "arguments": arguments, "policy": options.policy, **played}
+    about |= {"chat_template_kwargs": kwargs} if kwargs is not None else {}
     summary = summary_of(records, {**about, "max_tokens": options.max_tokens})
     save_results(options.out, records, summary)
     print(json.dumps(summary, indent=1))
@@ -63,6 +72,12 @@ def read_options(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--policy", metavar="MODEL", help="a hub name or a folder, such as RUN/model/actor")
     parser.add_argument(
         "--arg", action="append", default=[], metavar="NAME=VALUE", help="of the environment's __init__"
+    )
+    parser.add_argument(
+        "--chat-template-kwargs",
+        type=_template_arguments,
+        metavar="JSON",
+        help="arguments of the chat template, before those of the environment",
     )
     parser.add_argument("--data", metavar="FILE", help="tasks as JSON lines, in the place of the environment's own")
     parser.add_argument("--rows", type=whole_number, default=64, metavar="N", help="tasks at most (64)")
@@ -85,6 +100,17 @@ def read_options(words: Sequence[str]) -> argparse.Namespace:
         fix = "Write flowrl eval ENV --policy MODEL --out FOLDER."
         raise UsageError(f"flowrl eval needs {said}.", fix=fix)
     return options
+
+
+def _template_arguments(word: str) -> dict[str, Any]:
+    """The arguments of a chat template. Raises UsageError."""
+    found: Any = word
+    with suppress(ValueError):
+        found = json.loads(word)
+    if wrong := wrong_arguments(found):
+        fix = "Write --chat-template-kwargs '{\"enable_thinking\": false}'."
+        raise UsageError(f"--chat-template-kwargs: {wrong[0]}", fix=fix)
+    return found
 
 
 def _argument(word: str) -> tuple[str, Any]:
