@@ -7,11 +7,12 @@ import json
 import math
 import sys
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from ..data.template_arguments import wrong_arguments
 from ..errors import UsageError
 from .arguments.arg_option import read_argument
 from .arguments.options import name_of, read_words, whole_number
@@ -31,13 +32,19 @@ def eval_command(words: Sequence[str]) -> int:
         print(json.dumps(compare(*options.compare), indent=1))
         return 0
     from ..by_hand import open_worker
-    from ..environments import load_environment
+    from ..environments import Environment, load_environment
     from ..workers.actor import Actor
     from .arguments.policy_engine import find_engine
 
     spec = find_engine(options.plan, options.engine)
     arguments = dict(read_argument(word) for word in options.arg)
     env = load_environment(options.environment, **arguments)
+    kwargs = options.chat_template_kwargs
+    if kwargs is not None and not isinstance(env, Environment):
+        what = f"{type(env).__name__} is no Environment, and --chat-template-kwargs is for the chats of one."
+        raise UsageError(what, fix="Leave it out.")
+    if kwargs is not None and isinstance(env, Environment):
+        env.chat_template_kwargs = {**(env.chat_template_kwargs or {}), **kwargs}
     source = _tasks_of(env, options)
     played = {name: getattr(options, name) for name in ("n", "rows", "seed", "greedy", "turns", "tokens", "seconds")}
     played |= {"temperature": options.temperature, "retries": options.retries}
@@ -54,6 +61,7 @@ def eval_command(words: Sequence[str]) -> int:
         records = evaluate(open_worker(env), policy, source, **played, note=note)
     about = {"environment": options.environment, "arguments": arguments, "policy": options.policy, **played}
     about |= {"max_tokens": options.max_tokens, "engine": spec.backend, "right_at": options.right_at}
+    about |= {"chat_template_kwargs": kwargs} if kwargs is not None else {}
     summary = summary_of(records, about, right_at=options.right_at)
     save_results(options.out, records, summary)
     print(json.dumps(summary, indent=1))
@@ -71,6 +79,12 @@ def read_options(words: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument(
         "--arg", action="append", default=[], metavar="NAME=VALUE", help="of the environment's __init__ (YAML)"
+    )
+    parser.add_argument(
+        "--chat-template-kwargs",
+        type=_template_arguments,
+        metavar="JSON",
+        help="arguments of the chat template, before those of the environment",
     )
     parser.add_argument("--data", metavar="FILE", help="tasks as JSON lines, in the place of the environment's own")
     parser.add_argument("--rows", type=whole_number, default=64, metavar="N", help="tasks at most (64)")
@@ -114,3 +128,14 @@ def _tasks_of(env: Env, options: argparse.Namespace) -> Source:
     if isinstance(env, Environment):
         return env.source(**how)
     raise UsageError(f"{type(env).__name__} has no tasks of its own.", fix="Give --data FILE.jsonl.")
+
+
+def _template_arguments(word: str) -> dict[str, Any]:
+    """The arguments of a chat template. Raises UsageError."""
+    found: Any = word
+    with suppress(ValueError):
+        found = json.loads(word)
+    if wrong := wrong_arguments(found):
+        fix = "Write --chat-template-kwargs '{\"enable_thinking\": false}'."
+        raise UsageError(f"--chat-template-kwargs: {wrong[0]}", fix=fix)
+    return found

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..errors import At, DataError
 from .surrogates import half_error, half_of_pair
+from .template_arguments import named, template_of
 
 _MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _ANSWERS = "Write a conversation as messages of user and assistant by turns, with an answer of the assistant."
@@ -29,11 +30,11 @@ class Conversation:
 
 
 def read_conversation(
-    messages: Sequence[Mapping[str, Any]], tokenizer: Any, at: At, tools: Sequence[Any] | None = None
+    messages: Sequence[Mapping[str, Any]], tokenizer: Any, at: At, more: Mapping[str, Any] | None = None
 ) -> Conversation:
     """Put a conversation through the tokenizer's chat template, and find what the assistant said.
 
-    ``tools`` are schemas of functions that the template shows.
+    ``more`` are tools and arguments of the template (:func:`~flowrl.data.template_arguments.template_arguments`).
 
     A template that marks it (``{% generation %}``) is believed. Else it is what each answer adds to the text of the
     messages before it and the beginning of an answer; what follows the end-of-turn token of an answer is not trained.
@@ -46,12 +47,12 @@ def read_conversation(
         raise DataError(f"A conversation {what}.", at=at, fix=_ANSWERS)
     if not getattr(tokenizer, "is_fast", False):
         raise DataError(
-            f"{_named(tokenizer)} does not say where in a text its tokens are.", at=at, fix="Use a fast tokenizer."
+            f"{named(tokenizer)} does not say where in a text its tokens are.", at=at, fix="Use a fast tokenizer."
         )
-    if _MARKED.search(_template(tokenizer, at)):
-        ids, mask = _marked(messages, tokenizer, at, tools)
+    if _MARKED.search(_template(tokenizer, at, more)):
+        ids, mask = _marked(messages, tokenizer, at, more)
     else:
-        ids, mask = _by_difference(messages, answers, tokenizer, at, tools)
+        ids, mask = _by_difference(messages, answers, tokenizer, at, more)
     first = mask.index(True)
     text = tokenizer.decode(ids[:first], clean_up_tokenization_spaces=False)
     return Conversation(text, ids[:first], ids[first:], mask[first:])
@@ -63,46 +64,43 @@ def templated(
     at: At,
     *,
     answer: bool,
-    tools: Sequence[Any] | None = None,
+    more: Mapping[str, Any] | None = None,
 ) -> str:
     """The text that the chat template makes of messages, with the beginning of an ``answer`` if asked for.
 
-    ``tools`` are schemas of functions that the model may call.
+    ``more`` are tools and arguments of the template (:func:`~flowrl.data.template_arguments.template_arguments`).
     """
-    _template(tokenizer, at)
-    more = {"tools": list(tools)} if tools else {}
+    _template(tokenizer, at, more)
+    how = {**(more or {}), "tokenize": False, "add_generation_prompt": answer}
     try:
-        return tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=answer, **more)
+        return tokenizer.apply_chat_template(list(messages), **how)
     except Exception as error:
         what = f"The chat template refuses these messages: {error}."
         raise DataError(what, at=at, fix="Give the messages in the order and roles that it takes.") from error
 
 
-def _template(tokenizer: Any, at: At) -> str:
+def _template(tokenizer: Any, at: At, more: Mapping[str, Any] | None) -> str:
     """The chat template of a tokenizer. DataError where it has none."""
-    found: Any = getattr(tokenizer, "chat_template", None)
-    if found is None:
+    if getattr(tokenizer, "chat_template", None) is None:
         raise DataError(
             "The prompts are chats, and the tokenizer has no chat template.",
             at=at,
             fix="Give tokenizer= that of an instruction-tuned model, or plain text and chat=False.",
         )
-    return found if isinstance(found, str) else str(tokenizer.get_chat_template())
+    return template_of(tokenizer, (more or {}).get("tools"))
 
 
 def _marked(
-    messages: Sequence[Mapping[str, Any]], tokenizer: Any, at: At, tools: Sequence[Any] | None
+    messages: Sequence[Mapping[str, Any]], tokenizer: Any, at: At, more: Mapping[str, Any] | None
 ) -> tuple[list[int], list[bool]]:
     """Tokens, and which of them the template marks as the assistant's."""
-    templated(messages, tokenizer, at, answer=False, tools=tools)  # says what the template refuses
-    more = {"tools": list(tools)} if tools else {}
-    found = tokenizer.apply_chat_template(
-        list(messages), tokenize=True, return_dict=True, return_assistant_tokens_mask=True, **more
-    )
+    templated(messages, tokenizer, at, answer=False, more=more)  # says what the template refuses
+    how = {**(more or {}), "tokenize": True, "return_dict": True, "return_assistant_tokens_mask": True}
+    found = tokenizer.apply_chat_template(list(messages), **how)
     mask = [bool(m) for m in found["assistant_masks"]]
     if not any(mask):
         raise DataError(
-            f"The chat template of {_named(tokenizer)} marks no token of a conversation as the assistant's.",
+            f"The chat template of {named(tokenizer)} marks no token of a conversation as the assistant's.",
             at=at,
             fix=f"{_MARK}.",
         )
@@ -114,14 +112,14 @@ def _by_difference(
     answers: Sequence[int],
     tokenizer: Any,
     at: At,
-    tools: Sequence[Any] | None,
+    more: Mapping[str, Any] | None,
 ) -> tuple[list[int], list[bool]]:
     """Tokens, and which of them answers add to what comes before them."""
-    whole = templated(messages, tokenizer, at, answer=False, tools=tools)
+    whole = templated(messages, tokenizer, at, answer=False, more=more)
     spans: list[tuple[int, int]] = []
     for i in answers:
-        before = templated(messages[:i], tokenizer, at, answer=True, tools=tools)
-        after = templated(messages[: i + 1], tokenizer, at, answer=False, tools=tools)
+        before = templated(messages[:i], tokenizer, at, answer=True, more=more)
+        after = templated(messages[: i + 1], tokenizer, at, answer=False, more=more)
         if not after.startswith(before) or not whole.startswith(after):
             raise _rewritten(tokenizer, i, len(messages), past=after.startswith(before), at=at)
         spans.append((len(before), len(after)))
@@ -157,13 +155,7 @@ def _rewritten(tokenizer: Any, number: int, count: int, *, past: bool, at: At) -
     else:
         what = f"the beginning of an answer that it writes for sampling is not that of message {number + 1}"
     return DataError(
-        f"The chat template of {_named(tokenizer)} does not keep what it wrote: {what}.",
+        f"The chat template of {named(tokenizer)} does not keep what it wrote: {what}.",
         at=at,
         fix=f"{_MARK}, or learn from conversations with one answer, at the end." if past else f"{_MARK}.",
     )
-
-
-def _named(tokenizer: Any) -> str:
-    """The name of a tokenizer, or its class where it has none."""
-    name = str(getattr(tokenizer, "name_or_path", "") or "")
-    return f"'{name}'" if name else type(tokenizer).__name__

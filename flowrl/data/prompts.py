@@ -14,6 +14,7 @@ from ..marks import IDS, marks, vocabulary
 from .conversations import read_conversation, templated
 from .documents import cut_documents
 from .surrogates import half_error, half_of_pair
+from .template_arguments import check_read, template_arguments
 
 if TYPE_CHECKING:
     from .source import Reading
@@ -55,8 +56,9 @@ class Prompts:
             )
         if reading.system is not None and not (reading.chat or messages):
             raise DataError("system= is for chats, and the prompts are plain text.", fix="Add chat=True.")
-        if reading.tools is not None and not (reading.chat or messages):
-            raise DataError("tools= is for chats, and the prompts are plain text.", fix="Add chat=True.")
+        for option in ("tools", "chat_template_kwargs"):
+            if getattr(reading, option) is not None and not (reading.chat or messages):
+                raise DataError(f"{option}= is for chats, and the prompts are plain text.", fix="Add chat=True.")
         supervised = _SUPERVISED if reading.response or whole else ()
         learned = (*supervised, *(["preferred"] if reading.rejected else ()))
         made = ("prompt", "prompt_ids", *learned, *(["messages"] if messages else ()))
@@ -91,9 +93,9 @@ class Prompts:
             return self._conversations(rows, uids, tokenizer, at)
         if self.chat:
             chats = [self._chat(row, at) for row in rows]
-            shown = self.reading.tools
+            more = self._more
             texts = [
-                templated(c, tokenizer, at(row.index), answer=True, tools=shown)
+                templated(c, tokenizer, at(row.index), answer=True, more=more)
                 for c, row in zip(chats, rows, strict=True)
             ]
         else:
@@ -152,8 +154,8 @@ class Prompts:
     ) -> Batch:
         """Whole conversations: what the assistant says in them is to be learned."""
         chats = [self._chat(row, at) for row in rows]
-        tools = self.reading.tools
-        read = [read_conversation(chat, tokenizer, at(row.index), tools) for chat, row in zip(chats, rows, strict=True)]
+        more = self._more
+        read = [read_conversation(chat, tokenizer, at(row.index), more) for chat, row in zip(chats, rows, strict=True)]
         ids = [conversation.prompt for conversation in read]
         kept = self._fitting(rows, ids, at)
         chosen = [read[i] for i in kept]
@@ -161,6 +163,15 @@ class Prompts:
         prompts = [ids[i] for i in kept]
         batch = self._batch([(uids[i],) for i in kept], [rows[i] for i in kept], columns, prompts, at)
         return batch.with_columns(_learned([c.response for c in chosen], prompts, [c.mask for c in chosen]))
+
+    def check_template(self, tokenizer: Any) -> None:
+        """Raise DataError for an argument that the tokenizer's chat template never reads."""
+        check_read(self._more, tokenizer, DataError)
+
+    @property
+    def _more(self) -> dict[str, Any]:
+        """What the chat template is given beside messages."""
+        return template_arguments(self.reading.tools, self.reading.chat_template_kwargs)
 
     @property
     def chat(self) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from ..batch import Batch
-from ..errors import DataError, FlowError, ProgramError, near
+from ..errors import DataError, FlowError, ProgramError, did_you_mean
 from ..graph.ops.allowed import Allowed, check_values, flag, one_of, text, whole
 from ..graph.ops.field_types import STANDARD, FieldType
 from ..graph.script.site import caller
@@ -17,6 +17,7 @@ from .orders import shuffled
 from .prompts import Prompts
 from .stores import Generated, Row, read_each
 from .streamed import Stream, StreamCursor
+from .template_arguments import wrong_arguments
 
 if TYPE_CHECKING:
     from .stores import Store
@@ -45,12 +46,15 @@ OPTIONS: Mapping[str, Allowed] = {
     "overlong": one_of(*OVERLONG),
     "on_bad": one_of(*ON_BAD),
 }
+#: What well-known chat templates read, for who gives it to the data.
+_OF_TEMPLATES = ("enable_thinking", "thinking", "reasoning_effort")
 _ANY = FieldType("any")
 _CHATS = ("prompt", "response", "rejected", "chat")
+_FOR_CHATS = ("system", "tools", "chat_template_kwargs")
 #: Options that name a column of whole examples: what these are, and the options that are for others.
 _WHOLE = (
     ("messages", "whole conversations", _CHATS),
-    ("text", "whole documents", (*_CHATS, "messages", "system", "tools", "max_prompt_tokens", "overlong")),
+    ("text", "whole documents", (*_CHATS, "messages", *_FOR_CHATS, "max_prompt_tokens", "overlong")),
 )
 
 
@@ -72,6 +76,7 @@ class Options(TypedDict, total=False):
     chat: bool  # put text prompts through the tokenizer's chat template; lists of messages always are
     system: str | None  # the system message of chats that have none
     tools: Sequence[Any] | None  # JSON schemas of functions that the chat template shows to the model
+    chat_template_kwargs: Mapping[str, Any] | None  # arguments of the template, such as {"enable_thinking": False}
     columns: Sequence[str] | None  # the other columns to keep; None keeps all
     shuffle: bool  # a new seeded order in every epoch (the default), or the order of the data
     seed: int  # of that order, which depends on nothing else
@@ -109,6 +114,7 @@ class Reading:
     chat: bool = False
     system: str | None = None
     tools: Sequence[Any] | None = None
+    chat_template_kwargs: Mapping[str, Any] | None = None
     columns: Sequence[str] | None = None
     shuffle: bool = True
     seed: int = 0
@@ -122,10 +128,10 @@ class Reading:
     def of(options: Mapping[str, Any]) -> Reading:
         """The options as given by a user; DataError for a wrong one."""
         at, names = caller(), [f.name for f in fields(Reading)]
-        for name in options:
+        for name, value in options.items():
             if name not in names:
-                meant = near(name, names)
-                fix = f"Write {meant}=." if meant else None
+                fix = did_you_mean(name, names, form="Write {}=.")
+                fix = f"Write chat_template_kwargs={{{name!r}: {value!r}}}." if name in _OF_TEMPLATES else fix
                 raise DataError(f"A data source has no option '{name}'.", at=at, have=names, fix=fix)
         reading = Reading(**options)
         if "batch" not in options:
@@ -134,6 +140,8 @@ class Reading:
             what = f"A data source: columns={reading.columns!r} is one text."
             raise DataError(what, at=at, fix=f"Write columns=[{reading.columns!r}].")
         check_values("A data source", options, OPTIONS, DataError)
+        if wrong := wrong_arguments(reading.chat_template_kwargs):
+            raise DataError(f"A data source: {wrong[0]}", at=at, fix=wrong[1])
         if reading.rejected is not None and reading.response is None:
             what = f"rejected='{reading.rejected}' is worse than another response, and there is none."
             raise DataError(what, at=at, fix="Give response=, the column of the better one.")
@@ -258,6 +266,7 @@ class Source:
             return prompts.batch([rows[i] for i in numbers], [uids[i] for i in numbers], tokenizer, at=self._store.at)
 
         with self.placing():
+            prompts.check_template(tokenizer)
             batch, errors = self._skipping(rows, read) if self._store.skips else (read(range(len(rows))), {})
         if self.reading.overlong == "drop":
             self.dropped += len(rows) - len(errors) - len(batch.groups())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from ..errors import ModelError
@@ -10,19 +11,25 @@ from ..errors import ModelError
 _ANSWER = "FLOWRLANSWER"
 _LONGEST = 60  # characters of a rendered text in a message
 
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
 Messages = Sequence[Mapping[str, Any]]
 
 
-def ids_behind(messages: Messages, tokenizer: Any, *, last: int | None, tools: Messages = ()) -> list[int]:
+def ids_behind(
+    messages: Messages, tokenizer: Any, *, last: int | None, more: Mapping[str, Any] = _NOTHING
+) -> list[int]:
     """The ids that follow an answer where these messages come after it, up to the beginning of the next answer.
 
     ``last`` is the answer's last id, or None; where it is the token that ends a turn, that token is not written again.
     The answer itself is not rendered: its ids stay as they were sampled. Without a chat template the texts follow as
-    they are. Raises ModelError for a template that refuses such messages, or that rewrites the answer.
+    they are. ``more`` are tools and arguments of the template
+    (:func:`~flowrl.data.template_arguments.template_arguments`). Raises ModelError for a template that refuses such
+    messages, or that rewrites the answer.
     """
     if not has_template(tokenizer):
         return tokenizer.encode("".join(str(m.get("content") or "") for m in messages), add_special_tokens=False)
-    ids = tokenizer.encode(_text_behind(messages, tokenizer, tools), add_special_tokens=False)
+    ids = tokenizer.encode(_text_behind(messages, tokenizer, more), add_special_tokens=False)
     return ids[1:] if ids and ids[0] == last else ids
 
 
@@ -36,7 +43,7 @@ def title_of(tokenizer: Any) -> str:
     return getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
 
 
-def forgotten_text(following: Messages, tokenizer: Any, tools: Messages = ()) -> str:
+def forgotten_text(following: Messages, tokenizer: Any, more: Mapping[str, Any] = _NOTHING) -> str:
     """What a chat template leaves out of answers, or changes in them, where these messages follow; in words.
 
     Each of ``following`` comes behind an answer that thinks in ``<think>`` first, and another answer comes behind it.
@@ -49,8 +56,8 @@ def forgotten_text(following: Messages, tokenizer: Any, tools: Messages = ()) ->
     for turn, message in enumerate([*following, None], start=1):
         said = f"<think>\nThought {turn}.\n</think>\n\nAnswer {turn}."
         try:
-            asked = _rendered(messages, tokenizer, tools)
-            text = _rendered([*messages, {"role": "assistant", "content": said}], tokenizer, tools, answer=False)
+            asked = _rendered(messages, tokenizer, more)
+            text = _rendered([*messages, {"role": "assistant", "content": said}], tokenizer, more, answer=False)
         except Exception:  # of jinja, or raised by the template: :func:`ids_behind` tells of messages that are refused
             return ""
         if not text.startswith(before):
@@ -80,10 +87,10 @@ def _parting(one: str, other: str) -> int:
     return next(apart, min(len(one), len(other)))
 
 
-def _text_behind(messages: Messages, tokenizer: Any, tools: Messages) -> str:
+def _text_behind(messages: Messages, tokenizer: Any, more: Mapping[str, Any]) -> str:
     before: list[Mapping[str, Any]] = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _ANSWER}]
     try:
-        text = _rendered([*before, *messages], tokenizer, tools)
+        text = _rendered([*before, *messages], tokenizer, more)
     except Exception as error:  # of jinja, or raised by the template
         roles = ", ".join(str(m.get("role")) for m in messages)
         raise ModelError(
@@ -91,7 +98,7 @@ def _text_behind(messages: Messages, tokenizer: Any, tools: Messages) -> str:
             fix="Reply with roles that it knows, or give the tokenizer another chat_template.",
         ) from error
     if text.count(_ANSWER) != 1:
-        has = _in_its_place(text, tokenizer, tools)
+        has = _in_its_place(text, tokenizer, more)
         raise ModelError(
             f"The chat template of {title_of(tokenizer)} writes an answer anew once messages follow it, so that no "
             f"turn can go on from its tokens: turn 1 has {has!r} where the answer is {_ANSWER!r}.",
@@ -100,18 +107,18 @@ def _text_behind(messages: Messages, tokenizer: Any, tools: Messages) -> str:
     return text.split(_ANSWER)[1]
 
 
-def _in_its_place(text: str, tokenizer: Any, tools: Messages) -> str:
+def _in_its_place(text: str, tokenizer: Any, more: Mapping[str, Any]) -> str:
     """What a rendered conversation has where the first answer should be."""
     try:
-        asked = _rendered([{"role": "user", "content": "x"}], tokenizer, tools)
+        asked = _rendered([{"role": "user", "content": "x"}], tokenizer, more)
     except Exception:
         asked = ""
     return _cut(text[_parting(asked, text) :])
 
 
-def _rendered(messages: Messages, tokenizer: Any, tools: Messages, *, answer: bool = True) -> str:
-    more = {"tools": list(tools)} if tools else {}
-    return tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=answer, **more)
+def _rendered(messages: Messages, tokenizer: Any, more: Mapping[str, Any], *, answer: bool = True) -> str:
+    how = {**more, "tokenize": False, "add_generation_prompt": answer}
+    return tokenizer.apply_chat_template(list(messages), **how)
 
 
 def _cut(text: str) -> str:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import inspect
-import json
 import math
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from .. import data
-from ..errors import FieldError, WorkerError, did_you_mean
+from ..data.template_arguments import check_read, template_arguments, wrong_arguments
+from ..errors import DataError, FieldError, WorkerError, did_you_mean
 from ..graph.ops.field_types import STANDARD
-from ..graph.script.site import defined_at
+from ..graph.script.site import caller, defined_at
 from ..workers.env import Env
 from ..workers.episodes import GraderFailed
 from ..workers.game import TASK_SEED
 from .chat import forgotten_text, has_template, ids_behind, title_of
 from .hooks import Hook, hooks_of
+from .replies import Message, Replied, messages_of, text_of
 from .tool_calls import ToolCall, read_tool_calls
 from .tools import BadCall, Tool, tools_of
 from .verify.verdict import Verdict
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from ..workers.episodes import Episode
     from ..workers.game import Game
 
-Message = Mapping[str, Any]
 _LONGEST = 8192  # characters of what a tool gives
 _OPEN = ("state", "response", "responses")
 #: What sees an episode before it is graded, and so may put more into ``state.row``.
@@ -65,22 +65,6 @@ class State:
     def turn(self) -> int:
         """How many turns the policy has had."""
         return len(self.responses)
-
-
-class Replied(str):
-    """An observation: the messages that follow an answer, and their texts as one. Without text they are there too."""
-
-    messages: Sequence[Message]
-
-    def __bool__(self) -> bool:
-        return True
-
-    @staticmethod
-    def of(messages: Sequence[Message]) -> Replied:
-        """From the messages of one turn."""
-        made = Replied("\n".join(str(message.get("content") or "") for message in messages))
-        made.messages = messages
-        return made
 
 
 class Environment(Env):
@@ -122,6 +106,8 @@ class Environment(Env):
     system: str | None = None
     #: Whether prompts that are text go through the tokenizer's chat template.
     chat: bool = True
+    #: Arguments of the chat template, of prompts and replies alike, such as ``{"enable_thinking": False}``.
+    chat_template_kwargs: Mapping[str, Any] | None = None
 
     @classmethod
     def check_declaration(cls, arguments: Mapping[str, Any]) -> None:
@@ -132,6 +118,8 @@ class Environment(Env):
                 at=defined_at(cls.rows),
                 fix="Write tools = (fn,).",
             )
+        if wrong := wrong_arguments(cls.chat_template_kwargs):
+            raise WorkerError(f"{cls.__name__}: {wrong[0]}", at=defined_at(cls.rows), fix=wrong[1])
         tools_of(cls.tools)
         hooks_of(cls)
 
@@ -176,7 +164,10 @@ class Environment(Env):
     # -- tasks --------------------------------------------------------------------------------------------------------
 
     def source(self, **options: Any) -> data.Source:
-        """The tasks as a source for ``flow.steps``, with options of :func:`fl.data.rows`; tools are in the prompts."""
+        """The tasks as a source for ``flow.steps``, with options of :func:`fl.data.rows`; tools are in the prompts.
+
+        Raises DataError for ``chat_template_kwargs``, which an environment has itself: replies are rendered with them.
+        """
         rows = self.rows()
         return self.source_of(data.rows, rows if isinstance(rows, Sequence) else list(rows), **options)
 
@@ -184,18 +175,32 @@ class Environment(Env):
         """Tasks from elsewhere, such as ``env.source_of(fl.data.jsonl, "tasks.jsonl", batch=16)``.
 
         With ``messages=`` these are conversations to learn from; they show the system message and the tools of tasks.
+        All go through the chat template with ``chat_template_kwargs``.
         """
         own: dict[str, Any] = {} if options.get("messages") else {"chat": self.chat}
         if self.chat and self.system is not None:
             own["system"] = self.system
         if self.chat and self.schemas:
             own["tools"] = self.schemas
+        if self.chat and self.chat_template_kwargs:
+            own["chat_template_kwargs"] = self.chat_template_kwargs
+        if "chat_template_kwargs" in options and not options.get("messages"):
+            raise DataError(
+                f"The replies of {type(self).__name__} would be rendered without the chat_template_kwargs of the data.",
+                at=caller(),
+                fix=f"Write chat_template_kwargs = {options['chat_template_kwargs']!r} in the class.",
+            )
         return kind(*where, **{**own, **options})
 
     @cached_property
     def by_name(self) -> dict[str, Tool]:
         """The tools by their names."""
         return tools_of(self.tools)
+
+    @property
+    def _more(self) -> dict[str, Any]:
+        """What the chat template is given beside messages."""
+        return template_arguments(self.schemas, self.chat_template_kwargs)
 
     @cached_property
     def schemas(self) -> list[dict[str, Any]]:
@@ -236,7 +241,7 @@ class Environment(Env):
         if name := await self._stopped(state):
             return state, "", 0.0, name
         replies = [await self._called(call, state) for call in calls]
-        replies += _messages(await _value(self.respond(state)))
+        replies += messages_of(await _value(self.respond(state)))
         if state.messages[: len(state._said)] != state._said or state.messages[len(state._said) :] != [answer]:
             raise ValueError(
                 "it has rewritten state.messages, whose tokens are sampled already; reply with messages, which are "
@@ -267,7 +272,7 @@ class Environment(Env):
             if tool is None:
                 raise BadCall(f"there is no tool '{call.name}'; there are {', '.join(self.by_name)}")
             given = tool.arguments(call.arguments)
-            text = _text(await _value(tool.fn(**given, **({"state": state} if tool.takes_state else {}))))
+            text = text_of(await _value(tool.fn(**given, **({"state": state} if tool.takes_state else {}))))
         except BadCall as error:
             state.bad_tool_calls += 1
             text = f"error: {error}"
@@ -369,17 +374,28 @@ class Environment(Env):
 
         Warns of one that shows earlier answers in another way than they were sampled, such as without their thoughts.
         """
+        self._expect_arguments(tokenizer)
         following = [{"role": "tool", "name": name, "content": "x"} for name in [*self.by_name][:1]]
         following += [{"role": "user", "content": "x"}] if self._replies else []
         for message in following:
-            ids_behind([message], tokenizer, last=None, tools=self.schemas)
+            ids_behind([message], tokenizer, last=None, more=self._more)
         self._tell_forgotten(following, tokenizer)
+
+    def _expect_arguments(self, tokenizer: Any) -> None:
+        """Raise ModelError for an argument that the chat template never reads, WorkerError for what is none.
+
+        ``__init__`` may have set others than the class has.
+        """
+        if wrong := wrong_arguments(self.chat_template_kwargs):
+            raise WorkerError(f"{type(self).__name__}: {wrong[0]}", fix=wrong[1])
+        if self.chat_template_kwargs:
+            check_read(self._more, tokenizer)
 
     def _tell_forgotten(self, following: Sequence[Message], tokenizer: Any) -> None:
         """Warn where a chat template shows answers in another way once these messages follow."""
         if not following or self.turns < 2 or not has_template(tokenizer):
             return
-        if what := forgotten_text(following, tokenizer, self.schemas):
+        if what := forgotten_text(following, tokenizer, self._more):
             self._warn(
                 f"{self.name or type(self).__name__}: the chat template of {title_of(tokenizer)} breaks the prefix: "
                 f"{what}. Here a turn goes on from the ids of the one before, so the policy is trained on what it saw; "
@@ -402,7 +418,7 @@ class Environment(Env):
         said = episode.observation
         if isinstance(said, Replied):
             last = episode.tokens[-1] if episode.tokens else None
-            return ids_behind(said.messages, tokenizer, last=last, tools=self.schemas)
+            return ids_behind(said.messages, tokenizer, last=last, more=self._more)
         if has_template(tokenizer):
             raise WorkerError(
                 f"{type(self).__name__}.setup returned a text, and the prompt of a chat ends where the answer begins.",
@@ -423,31 +439,6 @@ def _finished(running: Coroutine[Any, Any, Any]) -> Any:
 
 async def _value(given: Any) -> Any:
     return await given if inspect.isawaitable(given) else given
-
-
-def _messages(said: Any) -> list[Message]:
-    """A reply as messages. Raises TypeError for another thing."""
-    if said is None:
-        return []
-    several = [{"role": "user", "content": said}] if isinstance(said, str) else said
-    several = [several] if isinstance(several, Mapping) else several
-    if not isinstance(several, (list, tuple)) or not all(
-        isinstance(m, Mapping) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in several
-    ):
-        raise TypeError(f"respond returned {said!r}; it gives a text, a message, a list of messages, or None")
-    if any(message["role"] == "assistant" for message in several):
-        raise ValueError("respond returned a message of the assistant, which only the policy speaks for")
-    return [dict(message) for message in several]
-
-
-def _text(given: Any) -> str:
-    """What a tool gave, as text."""
-    if isinstance(given, str):
-        return given
-    try:
-        return json.dumps(given, ensure_ascii=False)
-    except (TypeError, ValueError):
-        return str(given)
 
 
 def _number(value: Any, name: str) -> float:

@@ -146,7 +146,7 @@ def compare(first: Path, second: Path) -> Record:
         same = [a for a, _ in takewhile(lambda pair: pair[0] == pair[1], zip(_tasks(one), _tasks(other), strict=False))]
         raise UsageError(
             f"{first} and {second} played other tasks: their first {len(same)} are the same.",
-            fix="Evaluate both with the same environment, --arg, --rows and data.",
+            fix="Evaluate both with the same environment, --arg, --chat-template-kwargs, --rows and data.",
         )
     rewards, others = _by_task(one), _by_task(other)
     both = [task for task in rewards if task in others]

@@ -213,7 +213,14 @@ class Actor(TrainedModel):
 
     @op(reads=asked_columns, adds="prompt: any, prompt_ids: i32[*prompt]", rows="apart", cost="local", marks=_asked)
     def ask(
-        self, batch: Batch, template: str, *, chat: bool = False, system: str | None = None, tokenizer: Any = None
+        self,
+        batch: Batch,
+        template: str,
+        *,
+        chat: bool = False,
+        system: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        tokenizer: Any = None,
     ) -> Mapping[str, Any]:
         """Prompts for this worker about rows of another one: the same rows, with ``prompt`` and ``prompt_ids`` alone.
 
@@ -224,10 +231,13 @@ class Actor(TrainedModel):
             template: the text, such as ``"Question: {prompt} Answer: {response} Is it right?"``.
             chat: put the text through the chat template, as the message of a user.
             system: the system message of such a chat.
+            chat_template_kwargs: arguments of its template, such as ``{"enable_thinking": False}``; ModelError for one
+                that the template never reads.
             tokenizer: what the rows' own tokens are of; None is that of the flow's actor.
         """
         writer = self._tokenizers(tokenizer)
-        made = written(batch, template, chat=chat, system=system, reader=self.tokenizer, writer=writer)
+        more = chat_template_kwargs or {}
+        made = written(batch, template, chat=chat, system=system, more=more, reader=self.tokenizer, writer=writer)
         return marked(made, {"prompt_ids": marks(tokenizer=self.tokenizer_digest())})
 
     @property

@@ -135,6 +135,80 @@ def test_user_code_that_fails_or_is_not_needed_is_left_to_the_run(tmp_path):
     assert found(flow_of(str(tmp_path / "empty")).check()) == ([], [])
 
 
+THINKS = CHATML + "{{ enable_thinking }}"
+OFF = {"enable_thinking": False}
+
+
+class Quick(Chat):
+    chat_template_kwargs = OFF
+
+
+def test_an_argument_of_an_environment_that_is_never_read_is_an_error_told_once():
+    """Of the environment, and not of its source too."""
+    assert found(flow_of(built(THINKS), Quick).check()) == ([], [])
+    flow = fl.Flow("quick")
+    actor = flow.worker(fl.Actor, fl.Model(config=CONFIG, tokenizer=built(CHATML)), lr=1e-5, name="actor")
+    game = flow.worker(Quick, name="game")
+
+    @flow.program
+    def train(steps: int = 1):
+        for step, batch in flow.steps(Quick().source(batch=2), steps):
+            batch = game.rollout(batch, policy=actor, n=2)
+            flow.log(step, actor.update(batch, loss=fl.rl.sft()), reward=batch.rewards.mean())
+
+    report = flow.check()
+    errors, _ = found(report)
+    assert len(errors) == 1 and "reads no 'enable_thinking'" in errors[0]
+    assert line_of(report.errors[0]).startswith("game = flow.worker(Quick")
+
+
+def line_of(error):
+    return Path(error.at.file).read_text().splitlines()[error.at.line - 1].strip()
+
+
+def judged(kwargs, asked=None, tokenizer=None, judge=THINKS):
+    """A program whose data and question have arguments of a chat template."""
+    flow = fl.Flow("judged")
+    actor = flow.worker(fl.Actor, fl.Model(config=CONFIG, tokenizer=built(THINKS)), lr=1e-5, name="actor")
+    judge = flow.worker(fl.Actor, fl.Model(config=CONFIG, tokenizer=built(judge)), lr=None, name="judge")
+    prompts = fl.data.rows([{"prompt": "x"}], batch=1, chat=True, chat_template_kwargs=kwargs, tokenizer=tokenizer)
+
+    @flow.program
+    def train(steps: int = 1):
+        for step, batch in flow.steps(fl.data.mix({"all": prompts}, batch=1), steps):
+            batch = actor.generate(batch, n=2)
+            said = judge.ask(batch, "{response}?", chat=True, chat_template_kwargs=asked)
+            flow.log(step, actor.update(batch, loss=fl.rl.sft()), length=judge.generate(said).versions.mean())
+
+    return flow
+
+
+def test_arguments_of_data_and_questions_are_looked_at():
+    assert found(judged(OFF, OFF).check()) == ([], [])
+    report = judged({"thinking": 1}, {"effort": 1}).check()
+    errors, _ = found(report)
+    assert len(errors) == 2 and "reads no 'thinking'" in errors[0] and "reads no 'effort'" in errors[1]
+    assert line_of(report.errors[0]).startswith("prompts = fl.data.rows(")
+    assert line_of(report.errors[1]).startswith("said = judge.ask(")
+
+
+def test_the_tokenizer_of_the_data_is_looked_at_where_it_has_one(tmp_path):
+    chat_tokenizer(CHATML).save_pretrained(str(tmp_path / "folder"))
+    for tokenizer in (chat_tokenizer(CHATML), built(CHATML), str(tmp_path / "folder")):
+        errors, _ = found(judged({"enable_thinking": True}, tokenizer=tokenizer).check())
+        assert len(errors) == 1 and "reads no 'enable_thinking'" in errors[0]
+    assert found(judged({"x": True}, tokenizer="nobody/has-this").check()) == ([], []), "the run tells it"
+
+
+def test_a_wrong_argument_that_a_constructor_has_set_is_told():
+    class Sets(Chat):
+        def __init__(self):
+            self.chat_template_kwargs = {"tokenize": True}
+
+    errors, _ = found(flow_of(built(CHATML), Sets).check())
+    assert len(errors) == 1 and "has 'tokenize'" in errors[0]
+
+
 def test_the_command_tells_it_with_the_line_and_loads_no_torch(tmp_path):
     (tmp_path / "driver.py").write_text(
         dedent(

@@ -122,9 +122,9 @@ def test_equal_short_replies_are_encoded_once_and_long_ones_each_time(monkeypatc
 
     encoded: list[tuple[str, int | None]] = []
 
-    def count(messages, tokenizer, *, last, tools):
+    def count(messages, tokenizer, *, last, more):
         encoded.append((messages[0]["content"], last))
-        return ids_behind(messages, tokenizer, last=last, tools=tools)
+        return ids_behind(messages, tokenizer, last=last, more=more)
 
     ids_behind = environment.ids_behind
     monkeypatch.setattr(environment, "ids_behind", count)

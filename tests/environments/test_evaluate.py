@@ -163,6 +163,43 @@ def test_tasks_of_a_file(folder):
     assert [r["prompt"] for r in records] == [tokenizer.decode(tokenizer.encode("ba"))] * 3
 
 
+CHAT = """
+from flowrl.environments import Environment
+
+class Chat(Environment):
+    chat_template_kwargs = {"mood": "e"}
+
+    def rows(self):
+        return [{"prompt": "ab"}]
+"""
+
+
+def test_arguments_of_the_chat_template_come_before_those_of_the_environment(tmp_path, capsys):
+    def built():
+        tokenizer = build_tokenizer()
+        tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}{{ mood }}"
+        return tokenizer
+
+    (tmp_path / "chat_env.py").write_text(CHAT)
+    config = model_of(**SIZES).config
+    fl.open(fl.Actor(fl.Model(config=config, tokenizer=built))).save(str(tmp_path / "model"))
+    words = ["eval", f"{tmp_path / 'chat_env.py'}:Chat", "--policy", str(tmp_path / "model"), "--max-tokens", "2"]
+    for name, more, ends in (("own", [], "e"), ("other", ["--chat-template-kwargs", '{"mood": "f"}'], "f")):
+        assert main([*words, "--out", str(tmp_path / name), *more]) == 0
+        records, summary = read_results(tmp_path / name)
+        assert records[0]["prompt"].replace(" ", "") == f"ab{ends}"
+        assert summary.get("chat_template_kwargs") == ({"mood": "f"} if more else None)
+    assert main([*words, "--out", str(tmp_path / "none"), "--chat-template-kwargs", '{"mod": "f"}']) != 0
+    assert "reads no 'mod'" in capsys.readouterr().err
+
+
+def test_what_plays_no_chat_takes_none(tmp_path, capsys):
+    (tmp_path / "plain_env.py").write_text("import flowrl as fl\n\nclass Plain(fl.Env):\n    pass\n")
+    words = ["eval", f"{tmp_path / 'plain_env.py'}:Plain", "--policy", "m", "--out", str(tmp_path / "out")]
+    assert main([*words, "--chat-template-kwargs", "{}"]) == 2
+    assert "Plain is no Environment" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -176,6 +213,11 @@ def test_tasks_of_a_file(folder):
         ),
         (["x:Y", "--policy", "m", "--out", "o", "--right-at", "all"], "--right-at"),
         (["x:Y", "--policy", "m", "--out", "o", "--plan", ""], "--plan: the name is empty"),
+        (
+            ["x:Y", "--policy", "m", "--out", "o", "--chat-template-kwargs", "off"],
+            "chat_template_kwargs='off' is no dict",
+        ),
+        (["x:Y", "--policy", "m", "--out", "o", "--chat-template-kwargs", '{"tools": []}'], "has 'tools'"),
         (["x:Y", "--policy", "m", "--out", "o", "--level", "2"], "'--level' is no option here"),
         (["not_there.at_all", "--policy", "m", "--out", "o"], "no module 'not_there.at_all'"),
     ],

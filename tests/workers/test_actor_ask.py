@@ -74,6 +74,23 @@ def test_a_chat_goes_through_the_template(actor):
     assert asked.prompt.to_list() == ["9+1+=", "9+2+="]
 
 
+def test_a_chat_has_arguments_of_its_template(actor):
+    def built():
+        tokenizer = TASK["build_tokenizer"]("yn")
+        tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}{{ '=' if thinks else '+' }}"
+        return tokenizer
+
+    given = model("JUDGE")
+    judge = fl.open(fl.Actor(fl.Model(config=given.config, tokenizer=built), lr=None))
+    rows = fl.Batch.of([(0,), (1,)], answer=["1", "2"])
+    for thinks, end in ((True, "="), (False, "+")):
+        asked = judge.ask(rows, "{answer}", chat=True, chat_template_kwargs={"thinks": thinks}, tokenizer=actor)
+        assert asked.prompt.to_list() == [f"1{end}", f"2{end}"]
+    with pytest.raises(ModelError, match="reads no 'think'") as error:
+        judge.ask(rows, "{answer}", chat=True, chat_template_kwargs={"think": True}, tokenizer=actor)
+    assert error.value.fix == "Did you mean 'thinks'?"
+
+
 def test_no_rows_are_asked_nothing(actor, judge, rows):
     asked = judge.ask(rows.take([]), "{prompt}{response}", tokenizer=actor)
     assert len(asked) == 0 and asked.fields == ("prompt", "prompt_ids")
@@ -89,6 +106,19 @@ def test_no_rows_are_asked_nothing(actor, judge, rows):
         ("Right?", {}, ProgramError, "ask: the text names no column, so every row would be asked the same."),
         (3, {}, ProgramError, "ask: template=3 is not text."),
         ("{answer}", {"system": "x"}, ProgramError, "system= is for chats, and this is plain text."),
+        ("{answer}", {"chat_template_kwargs": {}}, ProgramError, "chat_template_kwargs= is for chats"),
+        (
+            "{answer}",
+            {"chat": True, "chat_template_kwargs": {"tools": []}},
+            ProgramError,
+            "ask: chat_template_kwargs has",
+        ),
+        (
+            "{answer}",
+            {"chat": True, "chat_template_kwargs": "x"},
+            ProgramError,
+            "ask: chat_template_kwargs='x' is no dict",
+        ),
         ("{anwser}", {}, FieldError, "reads 'anwser', which no op before it adds."),
         ("{tokens}", {}, FieldError, "ask: 'tokens' is i32[*token], which is no text."),
         ("{answer}", {"chat": True}, DataError, "The prompts are chats, and the tokenizer has no chat template."),

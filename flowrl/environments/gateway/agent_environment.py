@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ...data.template_arguments import template_arguments
 from ...errors import ModelError, WorkerError
 from ...graph.script.site import defined_at
 from ...workers.episodes import Episode
@@ -55,7 +56,8 @@ class AgentEnvironment(Environment):
     rollout with ``branches=True``, and :func:`flowrl.rl.branches` makes rows of them. ``scores`` have ``calls`` and
     ``forks``; with ``strict`` a fork is refused and fails the episode. The episode is over when the agent
     has returned, or by a limit of the rollout: its turns are calls. Sampling is the rollout's: an agent may ask for
-    fewer tokens and for texts that stop, not for another temperature.
+    fewer tokens and for texts that stop, not for another temperature. ``chat_template_kwargs`` of a request come before
+    those of the environment.
 
     >>> class Asks(fl.environments.AgentEnvironment):
     ...     turns = 4
@@ -204,21 +206,27 @@ class AgentEnvironment(Environment):
         What an agent says behind an answer is not known before it does: of a template that refuses what tools gave,
         it is warned.
         """
+        self._expect_arguments(tokenizer)
         if self.turns < 2:
             return
+        more = template_arguments((), self.chat_template_kwargs)
         following: list[Message] = [{"role": "user", "content": "x"}]
-        ids_behind(following, tokenizer, last=None)
+        ids_behind(following, tokenizer, last=None, more=more)
         tool: Message = {"role": "tool", "name": "tool", "content": "x"}
         try:
-            ids_behind([tool], tokenizer, last=None)
+            ids_behind([tool], tokenizer, last=None, more=more)
             following.insert(0, tool)
         except ModelError as error:
             self._warn(f"{self.name or type(self).__name__}: {error.what} Calls of agents that use tools are refused.")
         self._tell_forgotten(following, tokenizer)
 
+    def _more_of(self, request: Request) -> dict[str, Any]:
+        """What the chat template is given beside the messages of a request: its own arguments come first."""
+        return template_arguments(request.tools, {**(self.chat_template_kwargs or {}), **request.chat_template_kwargs})
+
     def _placed(self, play: _Play, request: Request) -> tuple[Call | None, list[int]]:
         """Where in the tree a request goes on, and the tokens up to its answer. Raises Refused."""
-        parent, before = play.tree.place(request.messages, request.tools)
+        parent, before = play.tree.place(request.messages, self._more_of(request))
         if self.strict and play.tree.is_fork(parent):
             raise Refused(409, "the agent has rewritten its history, or asks twice; strict = True refuses forks")
         return parent, before
@@ -244,7 +252,7 @@ class AgentEnvironment(Environment):
             list(zip(tokens, kept.sampling_logprobs, strict=False)),
             stopped_by,
         )
-        made = play.tree.add(parent, before, kept, [*request.messages, reply.message], request.tools)
+        made = play.tree.add(parent, before, kept, [*request.messages, reply.message], self._more_of(request))
         made.wasted = len(answer.ids) - len(kept.ids)
         play.state.responses.append(said)
         call.answer(reply)

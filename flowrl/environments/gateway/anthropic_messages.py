@@ -19,6 +19,7 @@ from .requests import (
     message_of,
     role,
     stops,
+    template_kwargs,
     text,
     texts_of,
     whole,
@@ -45,6 +46,7 @@ def read(body: Mapping[str, Any]) -> Request:
         stops(body.get("stop_sequences"), "stop_sequences"),
         flag(body.get("stream"), "stream"),
         model=text(body.get("model", ""), "model"),
+        chat_template_kwargs=template_kwargs(body),
     )
 
 

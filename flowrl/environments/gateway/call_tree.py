@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...data.template_arguments import check_read
 from ...errors import ModelError
 from ...workers.policy_calls import Answer
 from ..chat import ids_behind
@@ -48,16 +49,18 @@ class CallTree:
     repairs: int = 0  # answers that were sent back with other white space, and stay as they were sampled
     _ends: dict[str, Call] = field(default_factory=dict[str, Call])
 
-    def place(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
-    ) -> tuple[Call | None, list[int]]:
-        """The call that messages go on from, if any, and the tokens from there to the answer. Raises Refused."""
-        names = _names(messages, tools)
+    def place(self, messages: Sequence[Mapping[str, Any]], more: Mapping[str, Any]) -> tuple[Call | None, list[int]]:
+        """The call that messages go on from, if any, and the tokens from there to the answer. Raises Refused.
+
+        ``more`` are tools and arguments of the chat template. With others of them no call goes on from an earlier one,
+        whose messages they may have rendered in another way.
+        """
+        names = _names(messages, more)
         for length in range(len(messages) - 1, 0, -1):
             parent = self._ends.get(names[length - 1])
             if parent is not None:
-                return parent, self._behind(parent, messages[length:], tools)
-        return None, self._rendered(messages, tools)
+                return parent, self._behind(parent, messages[length:], more)
+        return None, self._rendered(messages, more)
 
     def is_fork(self, parent: Call | None) -> bool:
         """Whether a call that goes on from there is a fork."""
@@ -69,7 +72,7 @@ class CallTree:
         before: list[int],
         answer: Answer,
         messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]],
+        more: Mapping[str, Any],
     ) -> Call:
         """Note a call that was answered; ``messages`` end with the answer."""
         call = Call(parent, before, answer, messages)
@@ -77,7 +80,7 @@ class CallTree:
             parent.children += 1
             self.repairs += messages[len(parent.messages) - 1]["content"] != parent.messages[-1]["content"]
         self.calls.append(call)
-        self._ends[_names(messages, tools)[-1]] = call  # of equal ones the latest
+        self._ends[_names(messages, more)[-1]] = call  # of equal ones the latest
         return call
 
     @property
@@ -96,32 +99,33 @@ class CallTree:
         sizes = [(sum(len(call.answer.ids) for call in leaf.chain), i) for i, leaf in enumerate(self.leaves)]
         return self.leaves[max(sizes)[1]] if sizes else None
 
-    def _behind(
-        self, parent: Call, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
-    ) -> list[int]:
+    def _behind(self, parent: Call, messages: Sequence[Mapping[str, Any]], more: Mapping[str, Any]) -> list[int]:
         last = parent.answer.ids[-1] if parent.answer.ids else None
         try:
-            return ids_behind(messages, self.tokenizer, last=last, tools=tools)
+            return ids_behind(messages, self.tokenizer, last=last, more=more)
         except ModelError as error:
             raise Refused(400, error.what) from error
 
-    def _rendered(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[int]:
+    def _rendered(self, messages: Sequence[Mapping[str, Any]], more: Mapping[str, Any]) -> list[int]:
+        try:
+            check_read(more, self.tokenizer)
+        except ModelError as error:
+            have = f"; it reads {error.have}" if error.have else ""
+            raise Refused(400, f"{error.what.rstrip('.')}{have}") from error
         if getattr(self.tokenizer, "chat_template", None) is None:
             said = "".join(message["content"] for message in messages)
             return self.tokenizer.encode(said, add_special_tokens=False)
-        more: dict[str, Any] = {"tools": list(tools)} if tools else {}
+        how = {**more, "tokenize": False, "add_generation_prompt": True}
         try:
-            said = self.tokenizer.apply_chat_template(
-                [dict(message) for message in messages], tokenize=False, add_generation_prompt=True, **more
-            )
+            said = self.tokenizer.apply_chat_template([dict(message) for message in messages], **how)
         except Exception as error:  # of jinja, or raised by the template
             raise Refused(400, f"the chat template refuses these messages: {error}"[:500]) from error
         return self.tokenizer.encode(said, add_special_tokens=False)
 
 
-def _names(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A name for the conversation up to each message: equal where tools and messages say the same."""
-    running = hashlib.sha256(json.dumps(list(tools), sort_keys=True).encode())
+def _names(messages: Sequence[Mapping[str, Any]], more: Mapping[str, Any]) -> list[str]:
+    """A name for the conversation up to each message: equal where messages, tools and arguments say the same."""
+    running = hashlib.sha256(json.dumps(more, sort_keys=True).encode())
     found: list[str] = []
     for message in messages:
         running.update(key_of(message).encode() + b"\0")

@@ -20,6 +20,7 @@ from .requests import (
     message_of,
     role,
     stops,
+    template_kwargs,
     text,
     texts_of,
     whole,
@@ -51,6 +52,7 @@ def read(body: Mapping[str, Any]) -> ChatRequest:
         flag(body.get("stream"), "stream"),
         flag(body.get("logprobs"), "logprobs"),
         text(body.get("model", ""), "model"),
+        template_kwargs(body),
         flag(options.get("include_usage"), "include_usage"),
     )
 

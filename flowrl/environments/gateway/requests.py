@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...data.template_arguments import wrong_arguments
+
 _ROLES = ("system", "user", "assistant", "tool")
 _MOST = 4096  # messages, tools, or calls in a message
 
@@ -23,7 +25,8 @@ class Refused(Exception):
 class Request:
     """A request as the policy takes it: ``Request([{"role": "user", "content": "1+1?"}])``.
 
-    Messages and tools are those of chat templates. ``stop`` are texts that end the answer and are not a part of it.
+    Messages and tools are those of chat templates, as are ``chat_template_kwargs``, arguments of the template.
+    ``stop`` are texts that end the answer and are not a part of it.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -33,6 +36,7 @@ class Request:
     stream: bool = False
     logprobs: bool = False
     model: str = ""
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True)
@@ -113,6 +117,14 @@ def entry(found: Any, what: str) -> dict[str, Any]:
     """An object. Raises Refused."""
     if not isinstance(found, dict):
         raise Refused(400, f"{what} is no object")
+    return found
+
+
+def template_kwargs(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of the chat template that a request gives, as it does to vLLM and SGLang. Raises Refused."""
+    found = entry(body.get("chat_template_kwargs") or {}, "chat_template_kwargs")
+    if wrong := wrong_arguments(found):
+        raise Refused(400, " ".join(wrong))
     return found
 
 

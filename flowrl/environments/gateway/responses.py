@@ -19,6 +19,7 @@ from .requests import (
     listed,
     message_of,
     role,
+    template_kwargs,
     text,
     texts_of,
     whole,
@@ -40,6 +41,7 @@ def read(body: Mapping[str, Any]) -> Request:
         whole(body.get("max_output_tokens"), "max_output_tokens"),
         stream=flag(body.get("stream"), "stream"),
         model=text(body.get("model", ""), "model"),
+        chat_template_kwargs=template_kwargs(body),
     )
 
 

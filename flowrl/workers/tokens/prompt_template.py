@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ...batch import Column
 from ...data.conversations import templated
 from ...data.prompts import encode
+from ...data.template_arguments import check_read, wrong_arguments
 from ...errors import At, FieldError, ModelError, ProgramError, did_you_mean
 from ...graph.ops.field_types import STANDARD
 from ...graph.ops.signature import CallShape
@@ -27,8 +28,11 @@ def asked_columns(shape: CallShape) -> str:
 
     Raises ProgramError for a text that cannot be filled, FieldError for a name that is no column.
     """
-    if shape.call.get("system") is not None and not shape.call.get("chat"):
-        raise ProgramError("system= is for chats, and this is plain text.", fix="Add chat=True.")
+    for name in ("system", "chat_template_kwargs"):
+        if shape.call.get(name) is not None and not shape.call.get("chat"):
+            raise ProgramError(f"{name}= is for chats, and this is plain text.", fix="Add chat=True.")
+    if wrong := wrong_arguments(shape.call.get("chat_template_kwargs")):
+        raise ProgramError(f"ask: {wrong[0]}", fix=wrong[1])
     names = _names(shape.call["template"])
     for name in names:
         if name not in shape.have and name not in DECODED:
@@ -41,11 +45,19 @@ def asked_columns(shape: CallShape) -> str:
 
 
 def written(
-    batch: Batch, template: str, *, chat: bool, system: str | None, reader: Any, writer: Any
+    batch: Batch,
+    template: str,
+    *,
+    chat: bool,
+    system: str | None,
+    more: Mapping[str, Any],
+    reader: Any,
+    writer: Any,
 ) -> Mapping[str, Any]:
     """``prompt`` (text) and ``prompt_ids`` of every row, in the tokens of ``reader``.
 
-    ``writer`` is the tokenizer of the rows' own token ids. Raises FieldError for a column of other token ids.
+    ``writer`` is the tokenizer of the rows' own token ids, and ``more`` are arguments of the chat template. Raises
+    FieldError for a column of other token ids, ModelError for an argument that the template never reads.
     """
     if not len(batch):  # of nothing, transformers makes one empty text
         return {"prompt": Column.of([], dtype="any"), "prompt_ids": pack([], "prompt")}
@@ -68,9 +80,12 @@ def written(
         for row in zip(*columns.values(), strict=True)
     ]
     if chat:
+        check_read(more, reader)
         first = [] if system is None else [{"role": "system", "content": system}]
         texts = [
-            templated([*first, {"role": "user", "content": text}], reader, At(f"<row {key}>", 0), answer=True)
+            templated(
+                [*first, {"role": "user", "content": text}], reader, At(f"<row {key}>", 0), answer=True, more=more
+            )
             for key, text in zip(batch.keys, texts, strict=True)
         ]
     ids = encode(texts, reader, special=not chat, at=lambda i: At(f"<row {batch.keys[i]}>", 0))

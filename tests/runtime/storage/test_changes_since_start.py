@@ -275,6 +275,8 @@ def test_data_that_was_changed_is_refused(tmp_path):
         start("abcdxf", resume=True, steps=4)
     with pytest.raises(ResumeError, match=r"data source: seed 0 -> 1"):
         start("abcdef", resume=True, steps=4, reading={"seed": 1})
+    with pytest.raises(ResumeError, match='data source: chat_template_kwargs null -> "thinks=False"'):
+        start("abcdef", resume=True, steps=4, reading={"chat": True, "chat_template_kwargs": {"thinks": False}})
     assert start("abcdxf", resume=True, steps=4, allow_changed=True).status == "done"
 
 
@@ -282,6 +284,7 @@ class Letters:
     """A tokenizer of a token per letter."""
 
     pad_token_id, eos_token_id = 0, 1
+    chat_template = "{{ thinks }}"
 
     def __call__(self, texts, **how):
         return {"input_ids": [[ord(c) for c in text] for text in texts]}

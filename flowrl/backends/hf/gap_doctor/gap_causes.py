@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ....data.template_arguments import own_arguments, template_variables
 from ....workers.model_options import Sampling
 from ...draw import penalised, truncated
 from ...frozen_rows import Change, FrozenRows, OldWeights
@@ -324,18 +325,34 @@ def _templates(engine: HFEngine, scores: Scores, rows: FrozenRows) -> Iterator[C
     if tokenizer is not None and rows.texts and all(isinstance(t, str) for t in rows.texts):
         given += _rendered(tokenizer, [t for t in rows.texts if t is not None])
     own = [list(p) for p in rows.prompts]
+    tried = [own]
     for what, prompts in given:
-        if prompts != own and all(prompts):
+        if prompts not in tried and all(prompts):
+            tried.append(prompts)
             yield Change("template", what, lambda prompts=prompts: scores.finished(scores.hidden(prompts)))
 
 
 def _rendered(tokenizer: Any, texts: Sequence[str]) -> Iterator[tuple[str, list[list[int]]]]:
     yield "the text of the prompt as it is", [tokenizer.encode(t, add_special_tokens=False) for t in texts]
-    if getattr(tokenizer, "chat_template", None):
-        for what, asks in (("with", True), ("without", False)):
+    for what, how in _ways(tokenizer).items() if getattr(tokenizer, "chat_template", None) else ():
+        try:
             chats = [[{"role": "user", "content": t}] for t in texts]
-            ids = [tokenizer.apply_chat_template(c, add_generation_prompt=asks, return_dict=False) for c in chats]
-            yield f"the chat template {what} the beginning of an answer", ids
+            ids = [tokenizer.apply_chat_template(chat, **how, return_dict=False) for chat in chats]
+        except Exception:  # of a template that needs another argument, or takes no such value
+            continue
+        yield f"the chat template {what}", ids
+
+
+def _ways(tokenizer: Any) -> dict[str, dict[str, Any]]:
+    """What a chat template may have been given: the beginning of an answer or none, each of its own arguments."""
+    ways: dict[str, dict[str, Any]] = {
+        f"{what} the beginning of an answer": {"add_generation_prompt": asks}
+        for what, asks in (("with", True), ("without", False))
+    }
+    for name in own_arguments(template_variables(tokenizer) or ()):
+        for value in ("low", "medium", "high") if name.endswith("effort") else (True, False):
+            ways[f"with {name}={value!r}"] = {"add_generation_prompt": True, name: value}
+    return ways
 
 
 def _padding(engine: HFEngine, scores: Scores, rows: FrozenRows) -> Iterator[Change]:
