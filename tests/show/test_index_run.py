@@ -20,6 +20,7 @@ from flowrl.show.lanes import chain, lanes, memory, pool_waits, step_times
 from flowrl.show.search_rows import Filter, search_rows
 from flowrl.show.store import VERSION, Store
 from flowrl.show.summaries import counts, events, lags, ledger
+from flowrl.trackers.tracker import LEVELS
 
 
 def indexed(run: Path, cache: Path) -> Store:
@@ -449,6 +450,16 @@ def test_an_index_that_is_deleted_while_the_page_is_served_is_made_anew(tmp_path
     while (store.writes and indexer.small()) or indexer.trajectories():
         pass
     assert rewards(store) == [0.0, 0.1, 0.2] and len(found(store)) == 12
+
+
+def test_alarms_are_the_events_that_trackers_call_so(tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "run")
+    for kind in (*LEVELS, "resumed"):
+        lines(run, "events", {"time": 1.7e9, "kind": kind, "text": kind})
+    with indexed(run, tmp_path / "cache").reading() as connection:
+        assert counts(connection)["alarms"] == 1 + [*LEVELS.values()].count("alarm") == 7
+        told = {event["kind"]: event["level"] for event in events(connection, "", None)["events"]}
+    assert told == {**LEVELS, "resumed": "note"}
 
 
 def test_an_index_of_an_older_flowrl_is_made_anew(tmp_path: Path) -> None:
