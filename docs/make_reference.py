@@ -296,7 +296,7 @@ MODULES |= {"fl.testing": fl.testing, "rl": rl, "rl.gates": rl.gates}
 #: Methods that users call, of classes that have others for the runtime.
 METHODS = {
     "fl.Flow": ("worker", "program", "steps", "more", "take", "log", "check", "graph", "study", "use_model",
-                "run", "main"),
+                "use_arguments", "run", "main"),
     "fl.Worker": ("open", "program_starts", "close", "check_declaration", "save_model"),
     "fl.Env": ("reset", "step", "anchor", "rollout", "outcomes"),
     "fl.Loss": ("compute",),

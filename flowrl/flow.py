@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast, overload
 from .analysis.chat_templates import template_findings
 from .errors import CheckError, ProgramError, UsageError, WorkerError, did_you_mean, shown
 from .evaluation_options import check_evaluation, check_stop, read_evaluations
-from .graph.check_program import Report, check, unused
+from .graph.check_program import Report, check, unlike_names, unused
 from .graph.compile_paths import compile_graph
 from .graph.ops.allowed import check_values, whole
 from .graph.ops.check_arguments import described
@@ -32,9 +32,11 @@ from .handle import Handle, first_model, misnamed, worker_names_for_tokenizers
 from .html_tables import table
 from .lowering.lower import used_workers
 from .offers import offers
+from .placement.model.zoo import SHIPPED
 from .placement.plan.plan import Plan
 from .program import Program
 from .run_options import RUN_OPTIONS, parameters_of_run
+from .worker_arguments import find_worker, use_arguments
 from .workers.base import Worker
 from .workers.model_options import Model
 from .workers.undeclared_state import state_findings
@@ -249,7 +251,7 @@ class Flow:
         named = (*misnamed(self.handles), *worker_names_for_tokenizers(traced, self.handles))
         errors = (*report.errors, *lost, *named, *(error for some, _ in found for error in some))
         lints = (*report.lints, *idle, *(lint for _, some in found for lint in some))
-        return Report(report.program, errors, lints)
+        return Report(report.program, errors, (*lints, *(() if errors else unlike_names(traced, sizes=SHIPPED))))
 
     def study(
         self,
@@ -395,13 +397,25 @@ class Flow:
 
     def use_model(self, worker: str, model: str) -> None:
         """Put another model in the place of a worker's own, as ``--model actor=NAME`` does. Raises UsageError."""
-        handle = next((h for h in self.handles if h.name == worker), None)
-        if handle is None:
-            what, names = f"--model {worker}=...: flow '{self.name}' has no worker '{worker}'.", self._names()
-            raise UsageError(what, have=names, fix=did_you_mean(worker, names))
+        handle = find_worker(self.handles, worker, f"--model {worker}=...: flow '{self.name}'")
         if "model" not in handle.arguments:
             raise UsageError(f"--model {worker}=...: worker '{worker}' ({handle.cls.__name__}) has no model.")
         handle.use_model(Model.of(model))
+        self._traces.clear()
+
+    def use_arguments(self, worker: str, /, **arguments: Any) -> None:
+        """Put other arguments in the place of a worker's own, as ``--arg actor.lr=2e-6`` does, for runs that follow.
+
+        They are held against the rules of their class together. A mapping stands for a record: ``lora={"r": 16}``.
+        Raises UsageError for what is not there or has to be changed in the driver, else the error of the class; then
+        nothing is changed.
+
+        >>> flow = fl.Flow("example")
+        >>> actor = flow.worker(fl.Actor, "a/model", lr=1e-6, name="actor")
+        >>> flow.use_arguments("actor", lr=2e-6, schedule="linear", total=100)
+        """
+        handle = find_worker(self.handles, worker, f"--arg {worker}...: flow '{self.name}'")
+        use_arguments(handle, self.handles, arguments)
         self._traces.clear()
 
     # -- inside ---------------------------------------------------------------------------------------------------

@@ -51,11 +51,7 @@ class Handle:
         self._scope = frame.f_globals if frame is not None else {}
         self.arguments = self._bind()
         try:
-            for parameter, value in self.arguments.items():
-                if (error := wrong_value(cls.__init__, parameter, value, cls.__name__)) is not None:
-                    raise error
-            cls.check_declaration(self.arguments)
-            self._make()
+            self.check(f"line {self.at.line}")
         except FlowError as error:
             error.at = error.at or self.at
             raise
@@ -76,11 +72,29 @@ class Handle:
 
     def use_model(self, model: Model) -> None:
         """Put another model in the place of the worker's own; ``model_at`` says what named it."""
-        if self.args and "model" not in self.kwargs:
-            self.args = self.args[1:]
-        self.kwargs["model"] = model
+        self.rebind({"model": model})
         self.model_at = At(f"--model {self.name}={model.title}", 0, f"in place of the one of {shown(self.at.file)}")
+
+    def rebind(self, changed: Mapping[str, Any]) -> None:
+        """Put other values in the place of these arguments, whose names are known; :meth:`check` looks at them."""
+        signature = inspect.signature(self.cls)
+        bound = signature.bind(*self.args, **self.kwargs)
+        others = next((n for n, p in signature.parameters.items() if p.kind is p.VAR_KEYWORD), "")
+        for name, value in changed.items():
+            if name in signature.parameters:
+                bound.arguments[name] = value
+            else:
+                bound.arguments[others] = {**bound.arguments.get(others, {}), name: value}
+        self.args, self.kwargs = bound.args, bound.kwargs
         self.arguments = self._bind()
+
+    def check(self, given: str) -> None:
+        """Hold the arguments against all rules of the class. Raises FlowError; ``given`` says where they were given."""
+        for parameter, value in self.arguments.items():
+            if (error := wrong_value(self.cls.__init__, parameter, value, self.cls.__name__)) is not None:
+                raise error
+        self.cls.check_declaration(self.arguments)
+        self._make(given)
 
     def _bind(self) -> dict[str, Any]:
         try:
@@ -91,7 +105,7 @@ class Handle:
         bound.apply_defaults()
         return dict(bound.arguments)
 
-    def _make(self) -> None:
+    def _make(self, given: str) -> None:
         """Make the worker once, and drop it: a constructor keeps its arguments, so that its errors show here."""
         try:
             self.cls(*self.args, **self.kwargs)
@@ -102,7 +116,7 @@ class Handle:
             raise WorkerError(
                 f"{self.cls.__name__} cannot be made with these arguments: {cause}.",
                 at=raised_at(error),
-                fix=f"Mend {self.cls.__name__}.__init__, or what line {self.at.line} gives it.",
+                fix=f"Mend {self.cls.__name__}.__init__, or what {given} gives it.",
             ) from None
 
     def __getattr__(self, name: str) -> Any:

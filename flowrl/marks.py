@@ -102,14 +102,28 @@ def _digest(table: Mapping[str, int]) -> str:
     return total.hexdigest()[:16]
 
 
-def other_ids(reader: str, field: str, maker: str = "", own: str = "") -> ModelError:
-    """The error of ids that another tokenizer made; ``maker`` and ``own`` say which two, where that is known."""
+def other_ids(reader: str, field: str, maker: str = "", own: str = "", instead: str = "") -> ModelError:
+    """The error of ids that another tokenizer made; ``maker`` and ``own`` say which two, where that is known.
+
+    ``instead`` is the call that reads the text of the rows, where the reader has one: ``judge.score_text(batch)``.
+    """
     between = f": {maker} made them, and this one has {own}" if maker and own else ""
+    same = "take a model of the same tokenizer, or give it that of the rows with tokenizer=."
     return ModelError(
         f"{reader} reads '{field}', whose ids another tokenizer made{between}.",
-        fix="Take a model of the same tokenizer, or give it that of the rows with tokenizer=. Between tokenizers only "
-        "text can be handed on.",
+        fix=f"Write {instead}, which reads the text of the rows in its own tokens. Or {same}"
+        if instead
+        else f"{same.capitalize()} Between tokenizers only text can be handed on.",
     )
+
+
+def text_call(worker: Any, op: str, title: str) -> str:
+    """The call that reads the text of rows in the place of one that reads their ids; empty where there is none.
+
+    ``worker`` is one, or the class of one, and ``title`` that of the call of ``op``: ``judge.score``.
+    """
+    other = getattr(worker, "reads_text", {}).get(op, "")
+    return other and f"{title.removesuffix(op)}{other}(batch)"
 
 
 # -- log-probabilities ----------------------------------------------------------------------------------------------

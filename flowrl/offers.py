@@ -34,6 +34,8 @@ def offers(handles: Sequence[Handle]) -> list[Adder]:
     for handle in handles:
         for name in dir(handle.cls):
             op = inspect.getattr_static(handle.cls, name)
+            if name in getattr(handle.cls, "reads_text", {}).values():
+                continue  # the like of an op that is offered
             if isinstance(op, Op) and (adds := _added(op, handle.arguments)):
                 adders.append(_adder(f"batch = {handle.name}.{name}({_wanted(op)})", op, adds))
     for name, op in vars(rl).items():

@@ -469,6 +469,7 @@ def test_another_tokenizer_is_refused_by_check_where_files_tell(tmp_path):
     assert whats(flow("copy")) == []
     [said] = whats(flow("other"))
     assert "judge.score reads 'tokens', whose ids another tokenizer made" in said
+    assert "fix  Write judge.score_text(batch), which reads the text of the rows in its own tokens." in said
     with pytest.raises(CheckError):
         flow("other").run("mine", out=tmp_path / "run", quiet=True)
     shutil.rmtree(tmp_path / "other")

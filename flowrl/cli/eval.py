@@ -13,6 +13,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
+from .arguments.arg_option import read_argument
 from .arguments.options import name_of, read_words, whole_number
 from .help import new_parser
 
@@ -35,7 +36,7 @@ def eval_command(words: Sequence[str]) -> int:
     from .arguments.policy_engine import find_engine
 
     spec = find_engine(options.plan, options.engine)
-    arguments = dict(_argument(word) for word in options.arg)
+    arguments = dict(read_argument(word) for word in options.arg)
     env = load_environment(options.environment, **arguments)
     source = _tasks_of(env, options)
     played = {name: getattr(options, name) for name in ("n", "rows", "seed", "greedy", "turns", "tokens", "seconds")}
@@ -69,7 +70,7 @@ def read_options(words: Sequence[str]) -> argparse.Namespace:
         "--plan", metavar="FILE", type=name_of, help="a plan, whose place to generate has the engine and its options"
     )
     parser.add_argument(
-        "--arg", action="append", default=[], metavar="NAME=VALUE", help="of the environment's __init__"
+        "--arg", action="append", default=[], metavar="NAME=VALUE", help="of the environment's __init__ (YAML)"
     )
     parser.add_argument("--data", metavar="FILE", help="tasks as JSON lines, in the place of the environment's own")
     parser.add_argument("--rows", type=whole_number, default=64, metavar="N", help="tasks at most (64)")
@@ -113,14 +114,3 @@ def _tasks_of(env: Env, options: argparse.Namespace) -> Source:
     if isinstance(env, Environment):
         return env.source(**how)
     raise UsageError(f"{type(env).__name__} has no tasks of its own.", fix="Give --data FILE.jsonl.")
-
-
-def _argument(word: str) -> tuple[str, Any]:
-    """``level=2`` as a name and a value: JSON where it is that, else the text itself."""
-    name, equals, value = word.partition("=")
-    if not equals or not name.isidentifier():
-        raise UsageError(f"--arg {word} is no NAME=VALUE.", fix="Write --arg level=2.")
-    try:
-        return name, json.loads(value)
-    except ValueError:
-        return name, value

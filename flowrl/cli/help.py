@@ -60,6 +60,7 @@ GROUPS: dict[str, dict[str, About]] = {
             (
                 "flowrl run grpo.py --steps 200 --out runs/grpo",
                 "flowrl run grpo.py --program warmup,grpo --plan split.yaml",
+                "flowrl run grpo.py --arg actor.lr=2e-6 --arg 'actor.lora={r: 16}'",
                 "flowrl run grpo.py --evaluate evaluate:20 --stop-when accuracy:3 --keep-best accuracy",
                 "flowrl run grpo.py --out runs/grpo --resume",
                 "flowrl run runs/grpo --program evaluate --checkpoint best",

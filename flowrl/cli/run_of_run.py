@@ -20,7 +20,8 @@ def run_of_run_command(words: Sequence[str]) -> int:
         return run_command(flow, ["--out", str(run), *rest])
     which, left = _words_of(("--checkpoint",), rest, kept=False)
     point = chosen_checkpoint(run, record, which[-1] if which else "last")
-    begun, _ = _words_of(("--model", "--preset", "--seed"), [str(word) for word in record.get("arguments") or []])
+    words_of_run = [str(word) for word in record.get("arguments") or []]
+    begun, _ = _words_of(("--model", "--arg", "--preset", "--seed"), words_of_run)
     return run_command(flow, [*begun, "--checkpoint", str(point.absolute()), *left])
 
 

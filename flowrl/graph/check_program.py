@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from .may_see_older_weights import stale_rows, trained_on
 from .ops.batch_ops import ELEMENTWISE, REDUCTIONS
 from .ops.function_spec import Spec
 from .record import WorkerInfo
-from .tracing.trace_records import Lint, TCall, Traced, Trail, each_once
+from .tracing.trace_records import Lint, Reading, TCall, Traced, Trail, each_once
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,27 @@ def check(traced: Traced) -> Report:
     lints += [] if traced.errors else unread(traced)  # an error often leaves something unread
     errors = [*traced.errors, *([] if traced.errors else [*stale(traced), *endless(traced), *unread_failures(traced)])]
     return Report(traced.program, tuple(errors), tuple(lints))
+
+
+def unlike_names(traced: Traced, *, sizes: Collection[str] = ()) -> list[Lint]:
+    """Reads of token ids by a model of another name, where the tokenizers of the two are not both on this machine.
+
+    ``sizes`` are names of models that only a plan is made for, which have no tokenizer.
+    """
+    told: dict[tuple[str, str], Reading] = {}  # one of each pair
+    for read in (read for trail in traced.trails for read in trail.readings):
+        if read.named and read.own not in sizes and read.other not in sizes:
+            told.setdefault((read.own, read.other), read)
+    return [
+        Lint(
+            "tokenizer",
+            f"{read.title} reads '{read.column}' that {read.other} made, and has the model {read.own}. Their "
+            "tokenizers are not both on this machine; the run compares them when the models open, and refuses ids of "
+            "another one." + (f" If they differ, write {read.instead}." if read.instead else ""),
+            read.at,
+        )
+        for read in told.values()
+    ]
 
 
 def stale(traced: Traced, staleness: int = 0) -> list[FlowError]:

@@ -77,6 +77,8 @@ class Worker:
     keeps: ClassVar[tuple[str, ...]] = ()
     without_effect: ClassVar[tuple[str, ...]] = ()  # arguments that change no results: a resume may have others
     notes_rows: ClassVar[bool] = False  # it notes by itself which rows its user code is at
+    #: Ops of token ids, and the op that reads the text of any rows in the place of each.
+    reads_text: ClassVar[Mapping[str, str]] = {}
     copies_of: ClassVar[bool] = True  # with ``of=`` it has that worker's weights when a program starts
     version: int = 0  # publishes so far
     dirty: bool = False  # updated since the last publish

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..graph.ops.check_arguments import takes
 from ..graph.ops.declare import op
@@ -11,6 +12,7 @@ from ..graph.ops.function_spec import Spec
 from ..graph.ops.update_metrics import Metrics
 from ..rl import value_clip
 from .model_options import MODEL, OPTIM, UPDATE, Lora, Model
+from .tokens.row_text import read_text, score_tokens, text_columns
 from .trained_model import TrainedModel, trains
 
 if TYPE_CHECKING:
@@ -82,6 +84,7 @@ class RewardModel(TrainedModel):
     """
 
     head = "scalar"
+    reads_text: ClassVar[Mapping[str, str]] = {"score": "score_text"}
 
     @takes(**OPTIM, **MODEL)
     def __init__(
@@ -107,8 +110,42 @@ class RewardModel(TrainedModel):
 
     @op(reads="tokens", adds="rewards: f32[]", cost="forward", pieces=True)
     def score(self, batch: Batch) -> Mapping[str, Any]:
-        """Adds ``rewards``: the score of each row."""
+        """Adds ``rewards``: the score of each row, f32[]. It reads ``tokens``, so of a policy of the same tokenizer.
+
+        :meth:`score_text` is for rows of another one.
+        """
         return {"rewards": self.training_engine().scores(batch)}
+
+    @op(reads=text_columns, adds="rewards: f32[]", cost="forward", pieces=True)
+    def score_text(
+        self, batch: Batch, *, chat: bool = True, system: str | None = None, tokenizer: Any = None
+    ) -> Mapping[str, Any]:
+        """Adds ``rewards``, f32[]: the score of each row's text in this model's own tokens, whoever wrote the row.
+
+        The response is decoded without special tokens. As a chat it is the assistant's message behind those of the row:
+        its ``conversation`` (of an episode), else its ``messages``, else its ``prompt`` as the message of a user; they
+        are put through this model's chat template, without a generation prompt. The score is that of transformers'
+        ``AutoModelForSequenceClassification`` with one label: at the last token that is not the model's padding.
+
+        Args:
+            chat: False joins prompt and response to one plain text, for a model without a chat template.
+            system: the system message of chats that have none.
+            tokenizer: what the rows' own tokens are of: the handle of a worker, a name or a folder; None is that of the
+                flow's actor.
+
+        Raises ModelError where another tokenizer made the rows, or this one has no chat template; DataError, which
+        names the row, for a text of more tokens than the model has positions (nothing is cut), and for messages that
+        the template refuses; FieldError for episodes without ``conversation``.
+
+        >>> flow = fl.Flow("example")
+        >>> judge = flow.worker(fl.RewardModel, "Skywork/Skywork-Reward-V2-Llama-3.2-1B")
+        >>> # in a program, after actor.generate: batch = judge.score_text(batch)
+        """
+        engine, title = self.training_engine(), f"{self.name or 'reward model'}.score_text"
+        writer = partial(self._tokenizers, tokenizer)
+        ids = read_text(batch, chat=chat, system=system, reader=self.tokenizer, writer=writer, title=title)
+        tokens = score_tokens(batch, ids, padding=engine.padding_id, positions=engine.positions)
+        return {"rewards": engine.scores(batch.select().with_columns({"tokens": tokens}))}
 
     @op(reads=trains("scores", "tokens, response_mask", what="reward model"), updates="weights", cost="train")
     @takes(**UPDATE)

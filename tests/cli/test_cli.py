@@ -42,7 +42,7 @@ examples = fl.data.rows([{"prompt": "1+2=", "answer": "3"}], batch=1, response="
 told = Path(__file__).with_name("told")  # a trace leaves no mark on values, but on files
 flow = fl.Flow("train")
 actor = flow.worker(fl.Actor, model="a/model")
-reward = flow.worker(fl.RewardModel, model="a/judge")
+reward = flow.worker(fl.RewardModel, model="a/model")
 
 
 @flow.program
@@ -404,7 +404,7 @@ def test_a_path_may_be_on_the_cluster_of_the_plan(run, script, tmp_path):
 
 def test_a_path_of_the_driver_has_its_line(run, script, tmp_path):
     path = tmp_path / "wrong.py"
-    path.write_text(SCRIPT.replace("a/judge", "/nowhere/judge"))
+    path.write_text(SCRIPT.replace('RewardModel, model="a/model"', 'RewardModel, model="/nowhere/judge"'))
     status, out, _ = run("check", path)
     assert status == 1 and "There is no folder '/nowhere/judge'.\n  at   wrong.py:12" in out
 

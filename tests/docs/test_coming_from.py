@@ -14,6 +14,7 @@ from page_calls import wrong_arguments
 
 import flowrl as fl
 from flowrl import rl
+from flowrl.cli.arguments.options import add_common
 from flowrl.cli.run import add_options
 from flowrl.placement.backends import BACKENDS
 
@@ -46,8 +47,9 @@ def test_names_of_flowrl_are_there(name):
     assert set(re.findall(r"`(\w+)=`", here)) <= known
     parser = argparse.ArgumentParser()
     add_options(parser)
+    add_common(parser)
     flags = set(re.findall(r"`(--[\w-]+)[` ]", here))
-    assert flags <= {*parser._option_string_actions, "--preset", "--model"}
+    assert flags <= {*parser._option_string_actions}
 
 
 @pytest.mark.parametrize("name", TEXT)

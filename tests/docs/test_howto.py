@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from page_calls import wrong_arguments
-from small_chat import save_small_chat
+from small_chat import save_small_chat, save_small_reward
 
 from flowrl.cli import main, show
 from flowrl.show.find_runs import find_runs
@@ -38,11 +38,20 @@ def model(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="module")
+def reward(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("reward")
+    save_small_reward(folder)
+    return folder
+
+
 @pytest.mark.parametrize("name", PAGES)
-def test_what_a_page_shows_runs(name, model, tmp_path, monkeypatch):
+def test_what_a_page_shows_runs(name, model, reward, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("Qwen").mkdir()
     Path("Qwen/Qwen3-0.6B").symlink_to(model)
+    Path("Skywork").mkdir()
+    Path("Skywork/Skywork-Reward-V2-Llama-3.2-1B").symlink_to(reward)
     for file in ("prompts.jsonl", "held_out.jsonl"):
         rows = [{"question": f"{a}+1=", "answer": str(a + 1)} for a in range(64)]
         Path(file).write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -21,7 +21,7 @@ def flow_of(*names):
     if "ref" in names:
         made["ref"] = flow.worker(fl.Reference, of=made["actor"], name="ref")
     if "reward" in names:
-        made["reward"] = flow.worker(fl.RewardModel, model="a/judge", name="reward")
+        made["reward"] = flow.worker(fl.RewardModel, model="a/model", name="reward")
     return flow, *made.values()
 
 
@@ -274,3 +274,33 @@ def test_a_loss_is_one_that_the_worker_can_train():
         "actor.update: loss= takes a loss, and was given None.",
         "loss sft is one of logprobs; this update trains values.",
     ]
+
+
+def test_a_model_of_another_name_may_have_another_tokenizer():
+    """A lint where files here do not tell, once for each pair, and none where an error says more."""
+
+    def lints(reward="a/judge", policy="a/model", op="score", wrong=0.0):
+        flow = fl.Flow("main")
+        actor = flow.worker(fl.Actor, model=policy, name="actor")
+        judge = flow.worker(fl.RewardModel, model=reward, name="judge")
+
+        @flow.program
+        def main(steps: int = 10):
+            for step, batch in flow.steps(prompts, steps):
+                batch = actor.generate(batch, n=2)
+                again = getattr(judge, op)(batch, into={"rewards": "again"})
+                batch = rl.group_advantages(getattr(judge, op)(batch))
+                flow.log(step, actor.update(batch, loss=rl.ppo_clip(kl=wrong)), again=again.again.mean())
+
+        return [lint.report() for lint in flow.check().lints]
+
+    [said] = lints()
+    assert said.startswith("lint tokenizer: judge.score reads 'tokens' that a/model made, and has the model a/judge. ")
+    assert "If they differ, write judge.score_text(batch)." in said and "test_check_program.py" in said
+    assert lints("a/model") == lints(op="score_text") == lints(wrong=0.1) == lints("llama-7b") == []
+    built = fl.Model(config={"model_type": "qwen2"}, tokenizer=prompts_tokenizer)
+    assert lints(built) == lints(policy=built) == [], "what a function builds is compared when models open"
+
+
+def prompts_tokenizer():
+    raise AssertionError("check builds no tokenizer")

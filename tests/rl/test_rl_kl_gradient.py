@@ -147,7 +147,7 @@ def checked(loss):
     flow = fl.Flow("main")
     actor = flow.worker(fl.Actor, model="a/model", name="actor")
     ref = flow.worker(fl.Reference, of=actor, name="ref")
-    reward = flow.worker(fl.RewardModel, model="a/judge", name="reward")
+    reward = flow.worker(fl.RewardModel, model="a/model", name="reward")
 
     @flow.program
     def main(steps: int = 10):

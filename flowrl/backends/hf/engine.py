@@ -101,6 +101,11 @@ class HFEngine(Streaming):
                 return int(found)
         return self.eos_ids[0] if self.eos_ids else 0
 
+    @property
+    def padding_id(self) -> int | None:
+        """The id of padding by the model's configuration, which transformers does not score; None without one."""
+        return getattr(self.net.config, "pad_token_id", None)
+
     # -- reading ----------------------------------------------------------------------------------------------------
 
     def generate(

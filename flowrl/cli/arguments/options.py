@@ -7,7 +7,7 @@ import ast
 import inspect
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -17,6 +17,7 @@ from ...errors import UsageError, did_you_mean, near, shown
 from ...flow import Flow
 from ...program import Program
 from ..help import as_is, new_parser
+from .arg_option import help_on_arguments, use_said_arguments
 from .config_file import FromFile, expand_config
 
 
@@ -87,11 +88,13 @@ def parse(
                         help=text,
                         **bare,
                     )
+    if ("--help" in words or "-h" in words) and (about := help_on_arguments(flow)):
+        parser.add_argument_group("arguments of workers, for --arg WORKER.NAME=VALUE", about)
     help_ = f"flowrl {command} {shown(flow.script)} --help"
     if from_files:
         words = _without_others(parser, words, from_files, help_)
     try:
-        options = read_words(parser, words, help_)
+        options = read_words(parser, words, help_, [handle.name for handle in flow.handles])
     except UsageError as error:
         for option, own in taken.items():
             if error.what.startswith((f"argument {option}:", f"argument {option}/")):
@@ -106,6 +109,7 @@ def parse(
         if not name:
             raise UsageError(f"--model {given}: write --model WORKER=NAME.")
         flow.use_model(worker, name)
+    use_said_arguments(flow, options.arg)
     return Words(options, programs, parameters, tuple(expanded))
 
 
@@ -122,6 +126,13 @@ def add_common(parser: argparse.ArgumentParser, presets: Sequence[str] = ()) -> 
     program.add_argument("--preset", metavar="NAME", help=f"values of the program's parameters{as_is(named)}")
     program.add_argument(
         "--model", action="append", default=[], metavar="WORKER=NAME", help="another model: hub name or folder"
+    )
+    program.add_argument(
+        "--arg",
+        action="append",
+        default=[],
+        metavar="WORKER.NAME=VALUE",
+        help="another argument of a worker (YAML), such as actor.lr=2e-6; again for another one",
     )
     program.add_argument(
         "--plan",
@@ -235,12 +246,22 @@ def read_run_words(
     return read_words(parser, words, f"flowrl {command} --help")
 
 
-def read_words(parser: argparse.ArgumentParser, words: Sequence[str], help_: str) -> argparse.Namespace:
-    """Read the words of a command, all of which its parser knows. Raises UsageError, which may name ``help_``."""
+def read_words(
+    parser: argparse.ArgumentParser, words: Sequence[str], help_: str, workers: Collection[str] = ()
+) -> argparse.Namespace:
+    """Read the words of a command, all of which its parser knows. Raises UsageError, which may name ``help_``.
+
+    ``workers``: names of those that have arguments (``--arg``).
+    """
     options, unknown = read_known(parser, words)
-    if unknown:
-        raise _unknown_option(unknown[0], _options(parser), help_)
-    return options
+    if not unknown:
+        return options
+    error = _unknown_option(unknown[0], _options(parser), help_)
+    name, equals, value = unknown[0].lstrip("-").partition("=")
+    if name.partition(".")[0] in workers:
+        value = value if equals else unknown[1] if len(unknown) > 1 else "VALUE"
+        error.fix = f"Write --arg {name}={value}."
+    raise error
 
 
 def _options(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ...batch import Batch, Column, MissingField
 from ...errors import FieldError, RowsError, WorkerError
-from ...marks import other_ids, values
+from ...marks import other_ids, text_call, values
 from ..script.site import defined_at, raised_at
 from ..tracing.call_errors import misread, missing_field, quoted, undeclared, written_twice
 from .check_arguments import wrong_values
@@ -147,7 +147,7 @@ def _check_marks(op: Op, worker: Any, called: Mapping[str, Any], arguments: Mapp
     own = worker.tokenizer_digest() if hasattr(worker, "tokenizer_digest") and "tokenizer" not in arguments else ""
     for name, own_marks in (item for columns in reads.values() for item in columns.items()):
         if own and values(own_marks, "tokenizer") - {own}:
-            raise other_ids(title, name)
+            raise other_ids(title, name, instead=text_call(worker, op.name, title))
 
 
 def _narrow(title: str, param: str, value: Batch, signature: Signature, call: CallInfo | None) -> Batch:

@@ -46,7 +46,7 @@ def _changed(
             continue
         default = parameters[name].default
         if isinstance(value, Value) or is_handle(value) or not _equal(value, default):
-            changed[name] = _written(value)
+            changed[name] = written_setting(value)
     return changed
 
 
@@ -58,14 +58,14 @@ def _equal(value: Any, default: Any) -> bool:
         return False
 
 
-def _written(value: Any) -> str:
+def written_setting(value: Any) -> str:
     """A setting as the program writes it, shortened: a number as it is computed, a file below this folder."""
     if isinstance(value, Symbol):
         text = str(value.ref.text)
     elif is_handle(value):
         text = str(value.name)
     elif isinstance(value, (list, tuple)):
-        items = [_written(item) for item in cast("Sequence[Any]", value)]
+        items = [written_setting(item) for item in cast("Sequence[Any]", value)]
         text = ", ".join(items) + "," * (len(items) == 1 and isinstance(value, tuple))
         text = f"[{text}]" if isinstance(value, list) else f"({text})"
     elif isinstance(value, str):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import At
-from ...marks import UNMARKED, Marks, marks, other_ids, saved_vocabulary, values
+from ...marks import UNMARKED, Marks, marks, other_ids, saved_vocabulary, text_call, values
 from ..ops.function_spec import Spec
 from ..ops.op import Op
 from ..ops.signature import CallShape, Signature
@@ -31,6 +31,7 @@ class Provenance:
     def __init__(self, tracer: Tracer, owner: Any) -> None:
         self.tracer, self.owner = tracer, owner
         self.said: dict[str, Any] = {}  # of each tokenizer: what loads it
+        self.names: set[str] = set()  # of those that are a name or a folder
 
     def of_data(self, source: Any) -> Marks:
         """The marks of token ids that reading a source makes."""
@@ -73,7 +74,7 @@ class Provenance:
             own = self._known(arguments["tokenizer"] or FIRST)
         for field, known in (item for fields in reads.values() for item in fields.items()):
             for maker in sorted(values(known, "tokenizer") - {own}) if own else ():
-                self._other(title, field, maker, own, at)
+                self._other(title, field, maker, own, text_call(worker and worker.cls, op.name, title), at)
         losses = [value for value in arguments.values() if isinstance(value, Spec)]
         trains = op.cost == "train" and any(getattr(loss, "on", "") == "logprobs" for loss in losses)
         rows = reads.get(op.batch_parameter, {}).get("tokens", UNMARKED)
@@ -81,15 +82,16 @@ class Provenance:
 
     # -- inside -----------------------------------------------------------------------------------------------------
 
-    def _other(self, title: str, field: str, maker: str, own: str, at: At) -> None:
+    def _other(self, title: str, field: str, maker: str, own: str, instead: str, at: At) -> None:
         """Ids of a tokenizer that was told differently: an error where it is another one, else noted."""
         theirs, mine = map(saved_vocabulary, (maker, own))
         if theirs and mine and theirs != mine:
-            error = other_ids(title, field, maker, own)
+            error = other_ids(title, field, maker, own, instead)
             error.at = at
             self.tracer.wrong(error)
         elif not (theirs and mine):
-            self.tracer.trail.readings.append(Reading(title, field, self.said[own], self.said[maker], own, maker, at))
+            named, (reader, writer) = {own, maker} <= self.names, (self.said[own], self.said[maker])
+            self.tracer.trail.readings.append(Reading(title, field, reader, writer, own, maker, at, instead, named))
 
     def _reader(self, worker: Any, arguments: Mapping[str, Any]) -> Any:
         """Return whose tokenizer reads the ids of a call: the worker, or the policy that it is handed."""
@@ -109,7 +111,10 @@ class Provenance:
                 thing = thing if is_handle(thing) and _has_model(thing) else said
         if said is None:
             return ""
-        name = str(said) if isinstance(said, (str, Path)) else _written(said)
+        if isinstance(said, (str, Path)):
+            self.names.add(name := str(said))
+        else:
+            name = _written(said)
         self.said.setdefault(name, thing)
         return name
 

@@ -243,6 +243,7 @@ class Reading:
     """A read of token ids whose tokenizer may be another one, which only the loaded ones can tell.
 
     ``reader`` and ``maker`` are what loads them: a handle, or what the program said; ``own`` and ``other`` their names.
+    ``instead`` is the call that reads the text of the rows, where there is one. ``named``: both are names or folders.
     """
 
     title: str
@@ -252,6 +253,8 @@ class Reading:
     own: str
     other: str
     at: At
+    instead: str = ""
+    named: bool = False
 
 
 @dataclass

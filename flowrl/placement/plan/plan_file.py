@@ -10,6 +10,7 @@ from typing import Any, NoReturn, cast
 
 from ... import shipped
 from ...errors import At, PlanError, UsageError, did_you_mean, near_file
+from ...yaml_values import compose_value
 from ..backends import BACKENDS, REFERENCE
 from ..cluster.byte_sizes import read_size
 from ..cluster.cluster import Cluster, Nodes
@@ -99,15 +100,13 @@ def _changed(root: Any, change: str) -> Any:
     names = [name.strip() for name in path.split(".")]
     if not equals or not all(names):
         raise UsageError(f"{_CHANGE}{change} is no PATH=VALUE.", fix="Write --set pipeline.staleness=1.")
-    loader = cast("Any", yaml.SafeLoader(text))  # nodes have no types
-    loader.name = title = f"{_CHANGE}{change}"  # errors name it
-    mark = loader.get_mark()
-    try:
-        value = loader.get_single_node()
-    except yaml.YAMLError as error:
-        what = f"{text} is no YAML: {getattr(error, 'problem', None) or error}."
-        raise PlanError(what, at=At(title, 0), fix="Write a value, a list or {NAME: VALUE}.") from None
-    value = value or yaml.ScalarNode("tag:yaml.org,2002:null", "", mark, mark)
+    title = f"{_CHANGE}{change}"  # errors name it
+    if names[0] not in _TOP:
+        argument = f"For an argument of a worker write --arg {change}." if len(names) == 2 else None
+        fix = " ".join(filter(None, [did_you_mean(names[0], _TOP), argument])) or None
+        raise PlanError(f"a plan has no '{names[0]}'.", at=At(title, 0), have=_TOP, fix=fix)
+    value = compose_value(text, title, PlanError)
+    mark = value.start_mark
 
     def put(node: Any, place: int) -> Any:
         """Return the node at the first ``place`` names with the value below it."""

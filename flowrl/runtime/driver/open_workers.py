@@ -70,7 +70,7 @@ def _compare_tokenizers(execution: Execution, executor: Executor) -> None:
     for read in execution.readings:
         mine, theirs = (vocabulary(executor.tokenizer(said)) for said in (read.reader, read.maker))
         if mine and theirs and mine != theirs:
-            error = other_ids(read.title, read.column, read.other, read.own)
+            error = other_ids(read.title, read.column, read.other, read.own, read.instead)
             error.at = read.at
             raise error
 

@@ -54,9 +54,7 @@ def written(
         field = _field(name, frozenset(batch.fields))
         column = batch[field]
         if field == DECODED.get(name):
-            if (own := vocabulary(writer)) and values(column.marks, "tokenizer") - {own}:
-                raise other_ids("ask", field)
-            columns[name] = writer.batch_decode(column.to_list(), skip_special_tokens=True)
+            columns[name] = decoded(batch, field, writer, title="ask")
         elif column.lengths is not None:
             raise FieldError(
                 f"ask: '{name}' is {column.type}, which is no text.",
@@ -80,6 +78,17 @@ def written(
     if empty is not None:
         raise ModelError(f"ask: the prompt of row {empty} has no token.", fix="Give the text some words of its own.")
     return {"prompt": Column.of(texts, dtype="any"), "prompt_ids": pack(ids, "prompt")}
+
+
+def decoded(batch: Batch, field: str, writer: Any, *, title: str) -> list[str]:
+    """The text of each row's token ids in ``field``, which ``writer`` is the tokenizer of, without special tokens.
+
+    Raises ModelError for ids that are known to be another tokenizer's; ``title`` names the call in it.
+    """
+    column = batch[field]
+    if (own := vocabulary(writer)) and values(column.marks, "tokenizer") - {own}:
+        raise other_ids(title, field)
+    return writer.batch_decode(column.to_list(), skip_special_tokens=True)
 
 
 def _field(name: str, have: frozenset[str]) -> str:

@@ -40,7 +40,7 @@ class Tokenizers:
         self._reading = threading.RLock()  # what reads them is imported by one thread
 
     def find(self, said: Any) -> Any:
-        """Return the tokenizer of a handle, a function, a name or a folder; of the flow's actor for None.
+        """Return the tokenizer of a handle, a worker, a function, a name or a folder; of the flow's actor for None.
 
         Raises ModelError where no worker has one, and what :func:`find_tokenizer` raises.
         """
@@ -50,6 +50,8 @@ class Tokenizers:
                 if name not in self._by_worker:
                     self._by_worker[name] = self._of_worker(name)
                 return self._by_worker[name]
+            if hasattr(said, "tokenizer"):  # a worker: what an op is handed where its call names a handle
+                return said.tokenizer
             if id(said) not in self._known:
                 self._known[id(said)] = (said, find_tokenizer(said))
             return self._known[id(said)][1]

@@ -55,6 +55,8 @@ def test_a_plan_without_a_word_can_be_changed():
     [
         ("pipeline.stalenes=1", "pipeline has no 'stalenes'.", "Did you mean 'staleness'?"),
         ("pipelin.staleness=1", "a plan has no 'pipelin'.", "Did you mean 'pipeline'?"),
+        ("actor.lr=2e-6", "a plan has no 'actor'.", "For an argument of a worker write --arg actor.lr=2e-6."),
+        ("actor=3", "a plan has no 'actor'.", None),
         ("pipeline.staleness=-1", "staleness", None),
         ("pipeline.staleness.x=1", "pipeline.staleness has no x: it is 1.", "Give it whole: --set pipeline.staleness="),
         ("place.actor.pool=gpu", "the place of 'actor' has both train and pool.", None),

@@ -1,0 +1,55 @@
+"""A value of the command line, as YAML says it."""
+
+from __future__ import annotations
+
+import pytest
+
+from flowrl.errors import PlanError, UsageError
+from flowrl.yaml_values import compose_value, read_value
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("2e-6", 2e-6),  # PyYAML takes it for a text
+        ("1E3", 1000.0),
+        ("-.5e2", -50.0),
+        ("3", 3),
+        ("3.0", 3.0),
+        ("4_000", 4000),
+        ("true", True),
+        ("False", False),
+        ("null", None),
+        ("none", None),
+        ("None", None),
+        ("cosine", "cosine"),
+        ("'none'", "none"),
+        ('"3"', "3"),
+        ('""', ""),
+        ("2026-01-31", "2026-01-31"),
+        ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-0.6B"),
+        ("[0.9, 1e-1]", [0.9, 0.1]),
+        ("{r: 16, targets: [q_proj, v_proj]}", {"r": 16, "targets": ["q_proj", "v_proj"]}),
+        ('{"r": 16}', {"r": 16}),
+    ],
+)
+def test_values(text, value):
+    read = read_value(text, "--arg x")
+    assert read == value and type(read) is type(value)
+
+
+@pytest.mark.parametrize(
+    "text", ["[1, 2", "{r: ", "a: b: c", "*other", "!!python/name:os.system", "!!int x", "=", "[" * 9999]
+)
+def test_what_is_no_yaml(text):
+    with pytest.raises(UsageError, match="is no YAML") as raised:
+        read_value(text, "--arg x")
+    assert str(raised.value.at) == "--arg x" and "in quotes" in str(raised.value.fix)
+    assert len(raised.value.what) < 300
+
+
+def test_a_node_knows_what_it_is_called_and_its_error_is_of_the_kind_asked_for():
+    assert compose_value("{a: 1}", "--set x").start_mark.name == "--set x"
+    assert compose_value("", "--set x").tag.endswith(":null")
+    with pytest.raises(PlanError, match="is no YAML"):
+        compose_value("[", "--set x", PlanError)
