@@ -28,7 +28,7 @@ from .graph.stand_ins.scalars import ScalarValue
 from .graph.tracing.log_names import logged
 from .graph.tracing.trace_program import trace
 from .graph.tracing.trace_records import Traced
-from .handle import Handle, first_model, misnamed
+from .handle import Handle, first_model, misnamed, worker_names_for_tokenizers
 from .html_tables import table
 from .lowering.lower import used_workers
 from .offers import offers
@@ -248,7 +248,8 @@ class Flow:
         )
         found = [state_findings(cls) for cls in dict.fromkeys(h.cls for h in self.handles)]
         found.append(template_findings(traced, self.handles))
-        errors = (*report.errors, *lost, *misnamed(self.handles), *(error for some, _ in found for error in some))
+        named = (*misnamed(self.handles), *worker_names_for_tokenizers(traced, self.handles))
+        errors = (*report.errors, *lost, *named, *(error for some, _ in found for error in some))
         lints = (*report.lints, *idle, *(lint for _, some in found for lint in some))
         return Report(report.program, errors, (*lints, *(() if errors else unlike_names(traced, sizes=SHIPPED))))
 

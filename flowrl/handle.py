@@ -6,7 +6,8 @@ import inspect
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from .errors import At, FlowError, ModelError, ProgramError, WorkerError, did_you_mean, shown
 from .graph.ops.check_arguments import bad_call, wrong_value
@@ -22,6 +23,9 @@ from .valid_names import FIX, name_problem
 from .workers.base import Worker
 from .workers.model_options import Model
 from .workers.tokens.tokenizer import actor_of
+
+if TYPE_CHECKING:
+    from .graph.tracing.trace_records import Traced
 
 _FILES = frozenset(("live", "manifest"))
 
@@ -187,6 +191,30 @@ def misnamed(handles: Sequence[Handle]) -> list[FlowError]:
         fix = f'Give it a variable of its own, or a name: flow.worker(..., name="{handle.name}_2").'
         errors.append(WorkerError(f"a worker is called '{handle.name}', {taken}.", at=handle.at, fix=fix))
     return errors
+
+
+def worker_names_for_tokenizers(traced: Traced, handles: Sequence[Handle]) -> list[FlowError]:
+    """Return the errors of ``tokenizer="judge"`` where a worker is called so: a text is a name of the hub or a folder.
+
+    It may be both: that of a worker whose own tokenizer is called like it, or of a folder that is there.
+    """
+    said = [(handle.name, handle.arguments.get("tokenizer"), handle.at) for handle in handles]
+    for trail in traced.trails:
+        said += [(draw.name, getattr(draw.source, "tokenizer", None), draw.at) for draw in trail.draws.values()]
+        said += [(call.title, call.arguments.get("tokenizer"), call.at) for call in trail.calls]
+    named = {handle.name: handle for handle in handles}
+    errors: dict[tuple[str, At | None], FlowError] = {}
+    for what, text, at in said:
+        if not isinstance(text, str) or text not in named or Path(text).is_dir():
+            continue
+        cls, arguments = named[text].cls, named[text].arguments
+        if not hasattr(cls, "declared_tokenizer") or cls.declared_tokenizer(arguments) != text:
+            errors[what, at] = WorkerError(
+                f"{what} has tokenizer='{text}', the name of a worker: as a text it would be loaded from the hub.",
+                at=at,
+                fix=f"Give the worker itself, tokenizer={text}, below the line that declares it.",
+            )
+    return list(errors.values())
 
 
 def first_model(handles: Sequence[Handle]) -> Handle | None:

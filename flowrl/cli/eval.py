@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def eval_command(words: Sequence[str]) -> int:
     """Evaluate, or compare two evaluations. Returns the exit status."""
     options = read_options(words)
-    from ..environments.evaluate import Record, compare, evaluate, mean_reward, save_results, save_so_far, summary_of
+    from ..environments.evaluate import Record, SoFar, compare, evaluate, summary_of
 
     if options.compare:
         print(json.dumps(compare(*options.compare), indent=1))
@@ -48,12 +48,12 @@ def eval_command(words: Sequence[str]) -> int:
     source = _tasks_of(env, options)
     played = {name: getattr(options, name) for name in ("n", "rows", "seed", "greedy", "turns", "tokens", "seconds")}
     played |= {"temperature": options.temperature, "retries": options.retries}
-    begun = perf_counter()
+    begun, so_far = perf_counter(), SoFar(options.out)
 
     def note(records: Sequence[Record]) -> None:
-        tasks, saved = len({record["task"] for record in records}), save_so_far(options.out, records)
-        told = f"{tasks} of {options.rows} tasks, reward {mean_reward(records):.4g}"
-        print(f"{told}, {perf_counter() - begun:.0f} s: {saved}", file=sys.stderr, flush=True)
+        so_far.add(records)
+        told = f"{so_far.tasks} of {options.rows} tasks, reward {so_far.reward:.4g}"
+        print(f"{told}, {perf_counter() - begun:.0f} s: {so_far.path}", file=sys.stderr, flush=True)
 
     actor = Actor(options.policy, lr=None, max_tokens=options.max_tokens)
     where = {"device": spec.device, "backend": spec.backend, "options": spec.options}
@@ -63,7 +63,7 @@ def eval_command(words: Sequence[str]) -> int:
     about |= {"max_tokens": options.max_tokens, "engine": spec.backend, "right_at": options.right_at}
     about |= {"chat_template_kwargs": kwargs} if kwargs is not None else {}
     summary = summary_of(records, about, right_at=options.right_at)
-    save_results(options.out, records, summary)
+    so_far.finish(summary)
     print(json.dumps(summary, indent=1))
     return 0
 

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import UsageError
-from .arguments.options import read_words
+from .arguments.options import read_words, refuse_unused
 from .export_conversations import SUFFIXES, export_conversations
 from .export_model import DTYPES, export_model
 from .help import new_parser
 from .push_to_hub import open_hub
 
+_OF_MODELS = ("--push-to-hub", "--public", "--worker", "--checkpoint", "--dtype")
 _OTHER_FILES = (".json", ".csv", ".tsv", ".txt", ".arrow")  # in which conversations are not written
 
 
@@ -67,6 +68,9 @@ def read_options(words: Sequence[str]) -> argparse.Namespace:
         raise UsageError(
             "--least chooses conversations, and this is a model.", fix="Write flowrl export RUN FILE.jsonl."
         )
+    if options.folder.suffix in SUFFIXES:
+        what = f"is for a model, and {options.folder} holds conversations."
+        refuse_unused(words, _OF_MODELS, what, "Leave it out, or name a folder.")
     if options.folder.suffix in _OTHER_FILES:
         raise UsageError(
             f"{options.folder} would be a folder with a model.",

@@ -20,7 +20,8 @@ def export_conversations(run: Path, file: Path, least: Mapping[str, float]) -> t
     """Write conversations of a run's trajectories, one a row: ``messages``, ``reward``, and what graded it.
 
     Kept are those in which each name of ``least`` has so large a number: ``rewards``, a name in ``scores``, or another
-    column. Returns how many are kept, and of how many. DataError where the run has no conversations, UsageError for a
+    column. One without that number is not kept; ``reward`` is None of a row that has none, as where ``into=`` renamed
+    it. Returns how many are kept, and of how many. DataError where the run has no conversations, UsageError for a
     name that no row has.
     """
     lines = list(_conversations(run / "trajectories.jsonl"))
@@ -36,7 +37,7 @@ def export_conversations(run: Path, file: Path, least: Mapping[str, float]) -> t
             raise UsageError(f"No conversation of {run} has a number '{name}'; there are {have}.", fix="Use one.")
     pairs = zip(lines, numbers, strict=True)
     kept = [
-        {"messages": line["conversation"], "reward": line["rewards"], **_scores(line), **_place(line)}
+        {"messages": line["conversation"], "reward": line.get("rewards"), **_scores(line), **_place(line)}
         for line, each in pairs
         if all(each.get(name, float("-inf")) >= number for name, number in least.items())
     ]
@@ -49,14 +50,14 @@ def export_conversations(run: Path, file: Path, least: Mapping[str, float]) -> t
 
 
 def _conversations(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows that have messages and a reward; what failed has none."""
+    """Yield the rows that have messages and did not fail."""
     return (line for line in records_within(path) if line.get("conversation") and not line.get("failed"))
 
 
 def _numbers(line: Mapping[str, Any]) -> dict[str, float]:
     """The numbers of a row by which it may be chosen."""
-    plain = {name: value for name, value in line.items() if isinstance(value, (int, float))}
-    return {**plain, **_scores(line), "reward": line["rewards"]}
+    values = {**line, **_scores(line), "reward": line.get("rewards")}
+    return {name: value for name, value in values.items() if isinstance(value, (int, float))}
 
 
 def _scores(line: Mapping[str, Any]) -> dict[str, float]:

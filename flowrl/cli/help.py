@@ -154,10 +154,15 @@ def new_parser(command: str, script: str = "SCRIPT") -> argparse.ArgumentParser:
     examples = "".join(f"\n  {line}" for line in about.examples)
     return argparse.ArgumentParser(
         prog=f"flowrl {command} {script}",
-        usage=f"flowrl {command} {script} [options]",
+        usage=as_is(f"flowrl {command} {script} [options]"),
         description=about.does[0].upper() + about.does[1:] + ".",
         epilog=f"examples:{examples}" if examples else None,
         formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=32, width=100),
         allow_abbrev=False,
         exit_on_error=False,
     )
+
+
+def as_is(text: str) -> str:
+    """A text of a user, such as a default, as argparse shows it: that takes ``%`` for one of its own names."""
+    return text.replace("%", "%%")

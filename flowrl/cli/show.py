@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sqlite3
 import tempfile
 import webbrowser
 from collections.abc import Iterator, Sequence
@@ -23,7 +24,11 @@ from .help import new_parser
 def show_command(words: Sequence[str]) -> int:
     """Serve the page until Ctrl-C. Returns the exit status."""
     options = read_options(words)
-    follower = Follower(options.run, open_cache())
+    try:
+        follower = Follower(options.run, open_cache())
+    except (OSError, sqlite3.Error) as error:
+        what = f"The index of a run cannot be made: {error}."
+        raise UsageError(what, fix="Let XDG_CACHE_HOME name a folder that can be written.") from None
     if not follower.runs:
         named = " and ".join(map(str, options.run))
         raise UsageError(f"{named} holds no run.", fix="Name the folder that flowrl run --out wrote, or one above it.")

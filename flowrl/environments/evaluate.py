@@ -36,7 +36,7 @@ def evaluate(
 ) -> list[Record]:
     """Play the first ``rows`` tasks of a source ``n`` times each; a record per episode, in their order.
 
-    ``note`` is told all records so far after each batch of tasks. ``how`` are further arguments of ``rollout``.
+    ``note`` is told the records of each batch of tasks when it is played. ``how`` are further arguments of ``rollout``.
     Failures are marked; their reward is None. A record whose last sampled turn marks a final answer has it as
     ``answer``; it is None in the others.
     """
@@ -46,10 +46,11 @@ def evaluate(
         if not drawn:
             break
         batch = source.to_batch(drawn, first, policy.tokenizer).with_call(CallInfo(seed=seed, op="eval.rollout"))
-        found += _records(env.rollout(batch, policy=policy, n=n, on_error="mark", max_failed=1.0, **how), policy)
+        new = _records(env.rollout(batch, policy=policy, n=n, on_error="mark", max_failed=1.0, **how), policy)
+        found += new
         first += len(drawn)
         if note is not None:
-            note(found)
+            note(new)
     return found
 
 
@@ -106,23 +107,51 @@ def summary_of(records: Sequence[Record], about: Mapping[str, Any], *, right_at:
     }
 
 
-def mean_reward(records: Sequence[Record]) -> float:
-    """The mean reward of records, over tasks; nan where none has a reward."""
-    return _mean([_mean(values) for values in _by_task(records).values()])
+class SoFar:
+    """The episodes of an evaluation that goes on: a file that grows by each batch, and their mean reward.
+
+    >>> import tempfile
+    >>> so_far = SoFar(Path(tempfile.mkdtemp()))
+    >>> so_far.add([{"task": 0, "reward": 1.0}, {"task": 0, "reward": 0.0}, {"task": 1, "reward": None}])
+    >>> so_far.tasks, so_far.reward
+    (2, 0.5)
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path, self.tasks = folder / SO_FAR, 0
+        self._begun, self._rewarded, self._total = False, 0, 0.0
+
+    @property
+    def reward(self) -> float:
+        """The mean reward so far, over tasks; nan where none has a reward."""
+        return self._total / self._rewarded if self._rewarded else math.nan
+
+    def add(self, records: Sequence[Record]) -> None:
+        """Write a batch's records behind those before it; the first ones take the place of an older evaluation's.
+
+        All episodes of a task are in one batch.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a" if self._begun else "w", encoding="utf-8") as file:
+            self._begun = True
+            file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+        means = [_mean(values) for values in _by_task(records).values()]
+        self.tasks += len({record["task"] for record in records})
+        self._rewarded, self._total = self._rewarded + len(means), self._total + sum(means)
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Make ``results.jsonl`` of what was added, and write ``summary.json`` beside it."""
+        if not self._begun:
+            self.add([])
+        self.path.replace(self.path.with_name(RESULTS))
+        self.path.with_name(SUMMARY).write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
 
 
 def save_results(folder: Path, records: Sequence[Record], summary: Mapping[str, Any]) -> None:
     """Write ``results.jsonl`` and ``summary.json`` into a folder."""
-    save_so_far(folder, records).replace(folder / RESULTS)
-    (folder / SUMMARY).write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
-
-
-def save_so_far(folder: Path, records: Sequence[Record]) -> Path:
-    """Write the records of an evaluation that goes on into a folder, beside the results of an earlier one."""
-    folder.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps(record, ensure_ascii=False) for record in records]
-    (folder / SO_FAR).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    return folder / SO_FAR
+    so_far = SoFar(folder)
+    so_far.add(records)
+    so_far.finish(summary)
 
 
 def read_results(folder: Path) -> tuple[list[Record], Record]:

@@ -6,6 +6,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ class FollowedRun:
 
     def __init__(self, found: FoundRun, cache: Path) -> None:
         self.found, self.store = found, Store(found.folder, found.id, cache)
+        self.store.close()  # a look takes it and gives it back: there may be more runs than files that can be open
         self.indexer = Indexer(self.store)
         self.busy = True  # whether the last look at its trajectories found something new
         self.problem = ""  # why its index is not kept up
@@ -105,15 +107,14 @@ class Follower(threading.Thread):
             return
         for run in found:
             if run.id not in self.runs:
-                self.runs = {**self.runs, run.id: FollowedRun(run, self.cache)}
+                with suppress(OSError, sqlite3.Error):  # such as a full disk: the next look for new runs tries again
+                    self.runs = {**self.runs, run.id: FollowedRun(run, self.cache)}
 
     def stop(self) -> None:
-        """End the thread, and let other processes write the indexes."""
+        """End the thread."""
         self._stopped.set()
         if self.is_alive():
             self.join()
-        for run in self.runs.values():
-            run.store.close()
 
     def _try(self, run: FollowedRun, what: str) -> bool:
         try:
@@ -121,6 +122,8 @@ class Follower(threading.Thread):
         except (OSError, sqlite3.Error) as error:  # a disk that is full; the page says so and shows what there is
             run.problem = f"the index cannot be written: {error}"
             return False
+        finally:
+            run.store.close()
         run.problem = "" if new else run.problem
         return new
 

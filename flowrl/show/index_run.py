@@ -50,6 +50,7 @@ class Indexer:
     def __init__(self, store: Store) -> None:
         self.store = store
         self._seen: dict[str, tuple[int, int]] = {}  # size and time of files in which nothing was new
+        self._made = store.made
 
     def small(self) -> bool:
         """Take in a portion of each file but the trajectories, the curves first. Returns whether anything was new."""
@@ -64,6 +65,8 @@ class Indexer:
 
     def _portion(self, name: str) -> bool:
         path = self.store.run / f"{name}.jsonl"
+        if self._made != self.store.made:
+            self._made, self._seen = self.store.made, {}
         if (now := _size_and_time(path)) == self._seen.get(name):
             return False
         new = self._take_in(name, path)

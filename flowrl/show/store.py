@@ -58,39 +58,41 @@ class Store:
     def __init__(self, run: Path, id: str, cache: Path) -> None:
         self.run = run
         self.path = cache / f"{id}.v{VERSION}.sqlite"
+        self.made = 0  # how often this process has made it anew
+        self._damaged = False
         self._lock = _take_lock(self.path.with_suffix(".lock"))
         if self._lock is not None:
-            self._make()
+            if not self._is_ours():
+                self._make()
             _remove_older(id, cache)
 
     @property
     def writes(self) -> bool:
-        """Whether this process keeps the index up to date; False while another one does."""
+        """Whether this process may write the index, until it closes it; False while another one does.
+
+        An index that was found damaged, or was deleted, is made anew.
+        """
         if self._lock is None:
             self._lock = _take_lock(self.path.with_suffix(".lock"))
+        if self._lock is not None and (self._damaged or not self.path.exists() or not self.path.stat().st_size):
+            self._make()
         return self._lock is not None
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
         """A connection for one question: what is written meanwhile is not seen."""
-        connection = self._connect()
-        try:
+        with self._connected() as connection:
             connection.execute("PRAGMA query_only = 1")
             connection.execute("BEGIN")
             yield connection
-        finally:
-            connection.close()
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
         """A connection whose changes are there together when the block ends, or not at all."""
-        connection = self._connect()
-        try:
+        with self._connected() as connection:
             connection.execute("BEGIN IMMEDIATE")
             yield connection
             connection.execute("COMMIT")
-        finally:
-            connection.close()
 
     def forget(self, connection: sqlite3.Connection, *tables: str) -> None:
         """Empty tables, of which the file was written anew."""
@@ -104,32 +106,39 @@ class Store:
             os.close(self._lock)
             self._lock = None
 
-    def _connect(self) -> sqlite3.Connection:
+    @contextmanager
+    def _connected(self) -> Iterator[sqlite3.Connection]:
+        """A connection that is closed when the block ends. Damage that shows in it is kept in mind."""
         connection = sqlite3.connect(self.path, timeout=30.0, isolation_level=None, check_same_thread=False)
-        connection.execute("PRAGMA synchronous = OFF")  # what a power cut damages is made anew
-        connection.execute("PRAGMA cache_size = -32000")
-        connection.execute("PRAGMA temp_store = MEMORY")
-        return connection
-
-    def _make(self) -> None:
-        """Make the tables; a file that is damaged or of another kind is thrown away first."""
         try:
-            if self._is_whole():
-                return
-        except sqlite3.DatabaseError:
-            pass
-        _remove(self.path)
-        connection = self._connect()
-        try:
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.executescript(_TABLES)
-            connection.execute(f"PRAGMA user_version = {VERSION}")
+            connection.execute("PRAGMA synchronous = OFF")  # what a power cut damages is made anew
+            connection.execute("PRAGMA cache_size = -32000")
+            connection.execute("PRAGMA temp_store = MEMORY")
+            yield connection
+        except sqlite3.DatabaseError as error:
+            self._damaged = self._damaged or _shows_damage(error)
+            raise
         finally:
             connection.close()
 
-    def _is_whole(self) -> bool:
-        with self.reading() as connection:
-            return connection.execute("PRAGMA user_version").fetchone()[0] == VERSION
+    def _make(self) -> None:
+        """Make the tables in a new file; one that is damaged or of another kind is thrown away."""
+        self._damaged = True  # until all is there: a disk may be full
+        _remove(self.path)
+        with self._connected() as connection:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.executescript(_TABLES)
+            connection.execute(f"PRAGMA user_version = {VERSION}")
+        self._damaged = False
+        self.made += 1
+
+    def _is_ours(self) -> bool:
+        """Whether the head of the file is that of our tables. Damage behind it shows when it is read."""
+        try:
+            with self.reading() as connection:
+                return connection.execute("PRAGMA user_version").fetchone()[0] == VERSION
+        except sqlite3.DatabaseError:
+            return False
 
 
 def open_cache() -> Path:
@@ -161,6 +170,12 @@ def _remove_older(id: str, cache: Path) -> None:
             _remove(path)
             path.with_suffix(".lock").unlink(missing_ok=True)
             os.close(lock)
+
+
+def _shows_damage(error: sqlite3.DatabaseError) -> bool:
+    """Whether an error is of the file, and not of a full disk or of a question."""
+    code = getattr(error, "sqlite_errorcode", 0)  # what Python itself raises has none
+    return code & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 def _remove(path: Path) -> None:

@@ -7,6 +7,8 @@ import sqlite3
 from collections.abc import Mapping
 from typing import Any
 
+from ..trackers.tracker import level_of
+
 POINTS = 400  # of a curve of the ledger
 EVENTS = 200  # on a page
 LONG = 2000  # characters of a value of the record
@@ -31,7 +33,7 @@ KEPT = (
 def counts(connection: sqlite3.Connection) -> dict[str, Any]:
     """How many steps, alarms and rows a run has, and the reward that was logged last."""
     steps = connection.execute("SELECT count(*), max(clock) FROM lines").fetchone()
-    alarms = connection.execute("SELECT count(*) FROM events WHERE kind IN ('alarm', 'failed', 'lost')").fetchone()[0]
+    kinds = connection.execute("SELECT kind, count(*) FROM events GROUP BY kind").fetchall()
     rows = connection.execute("SELECT coalesce(sum(rows), 0) FROM kinds").fetchone()
     reward = connection.execute(
         "SELECT last FROM points WHERE name IN (SELECT id FROM names WHERE name = 'reward') "
@@ -40,7 +42,7 @@ def counts(connection: sqlite3.Connection) -> dict[str, Any]:
     return {
         "lines": steps[0],
         "seconds": steps[1],
-        "alarms": alarms,
+        "alarms": sum(count for kind, count in kinds if level_of(kind) == "alarm"),
         "rows": rows[0],
         "reward": reward[0] if reward else None,
     }
@@ -90,7 +92,8 @@ def events(connection: sqlite3.Connection, kind: str, before: int | None) -> dic
     rows = connection.execute(
         f"SELECT at, time, kind, text, size FROM events WHERE {where} ORDER BY at DESC LIMIT {EVENTS + 1}", values
     ).fetchall()
-    listed = [dict(zip(("at", "time", "kind", "text", "size"), row, strict=True)) for row in rows]
+    names = ("at", "time", "kind", "text", "size")
+    listed = [{**dict(zip(names, row, strict=True)), "level": level_of(row[2])} for row in rows]
     kinds = connection.execute("SELECT kind, count(*) FROM events GROUP BY kind ORDER BY kind").fetchall()
     return {
         "events": listed[:EVENTS],

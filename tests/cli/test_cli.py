@@ -440,13 +440,88 @@ def test_a_variable_of_the_shell_that_is_not_set_is_no_name(run, script, words):
     )
 
 
-def test_a_parameter_with_the_name_of_an_option_is_refused(run, tmp_path):
+def test_a_parameter_with_the_name_of_an_option_is_given_with_its_program(run, tmp_path, capsys):
     path = tmp_path / "clash.py"
-    path.write_text(
-        SCRIPT.replace("steps: int = 5", "plan: int = 5").replace("flow.steps(examples, steps)", "flow.steps(examples)")
-    )
-    status, _, err = run("check", path, "--program", "warmup")
-    assert status == 2 and "program 'warmup' has a parameter 'plan', which is an option of flowrl." in err
+    path.write_text(SCRIPT.replace("warmup(steps: int = 5, rows: int = 8)", "warmup(steps: int = 5, format: int = 8)"))
+    path.write_text(path.read_text().replace("('warmup', steps, rows)", "('warmup', steps, format)"))
+    assert run("check", path, "--program", "warmup", "--warmup.format", "3", "--format", "json")[0] == 0
+    assert ("warmup", 5, 3) in told_by(path)
+    with pytest.raises(SystemExit, match="0"):
+        run("check", path, "--program", "warmup", "--help")
+    assert "--warmup.format INT (8)" in " ".join(capsys.readouterr().out.split())
+    status, _, err = run("check", path, "--program", "warmup", "--format", "3")
+    assert status == 2 and "argument --format: invalid choice: '3'" in err
+    assert "fix  --format is an option of flowrl check: the parameter of the program is --warmup.format." in err
+    assert "fix" not in run("check", path, "--program", "warmup", "--steps", "x")[2]
+
+
+def test_a_parameter_of_a_program_that_is_run_twice_is_said_once(run, script):
+    assert run("check", script, "--program", "warmup,train,warmup", "--rows", "3")[0] == 0
+    assert ("warmup", 5, 3) in told_by(script)
+
+
+PARAMETERS = """
+from typing import Literal, Optional
+
+import flowrl as fl
+
+flow = fl.Flow("kinds")
+actor = flow.worker(fl.Actor, model="a/model")
+rows = fl.data.rows([{"prompt": "1+2=", "answer": "3"}], batch=1, response="answer")
+
+
+@flow.program(presets={"50%": {"n": 2}})
+def kinds(
+    steps: int = 1,
+    share: str = "50% of it",
+    n: Literal[1, 2] = 1,
+    how: "Literal['%', 'b'] | None" = None,
+    most: Optional[float] = None,
+    mixed: Literal[1, "auto"] = "auto",
+    levels: tuple[int, ...] | None = None,
+    names: list[str] | None = None,
+):
+    with open("told", "a") as told:
+        told.write(f"{(n, how, most, mixed, levels, names)}\\n")
+    for step, batch in flow.steps(rows, steps):
+        flow.log(step, actor.update(batch, loss=fl.rl.sft()))
+"""
+
+
+def test_percent_signs_of_a_user_are_shown_in_help(run, tmp_path, capsys):
+    path = tmp_path / "100%s.py"
+    path.write_text(PARAMETERS)
+    with pytest.raises(SystemExit, match="0"):
+        run("check", path, "--help")
+    out = " ".join(capsys.readouterr().out.split())
+    assert out.startswith("usage: flowrl check 100%s.py [options]")
+    assert "(50% of it)" in out and "parameters: 50%" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "place", "value"),
+    [
+        (["--n", "2"], 0, 2),
+        (["--how", "b"], 1, "b"),
+        (["--how", "none"], 1, None),
+        (["--most", "2"], 2, 2.0),
+        (["--mixed", "auto"], 3, "auto"),
+    ],
+)
+def test_listed_values_have_their_own_type(run, tmp_path, words, place, value):
+    path = tmp_path / "kinds.py"
+    path.write_text(PARAMETERS)
+    assert run("check", path, *words) == (0, "kinds: fine\n", "")
+    given = told_by(path)[0][place]
+    assert given == value and type(given) is type(value)
+
+
+@pytest.mark.parametrize("word", ["--levels=3", "--names=a"])
+def test_several_values_are_for_presets(run, tmp_path, word):
+    path = tmp_path / "kinds.py"
+    path.write_text(PARAMETERS)
+    status, _, err = run("check", path, word)
+    assert status == 2 and f"'{word}' is no option here." in err
 
 
 @pytest.mark.parametrize(

@@ -134,3 +134,29 @@ def test_a_run_without_conversations_and_names_that_no_row_has_are_refused(run, 
     assert "No conversation of" in (said := capsys.readouterr().err) and "long" in said
     assert main(["export", str(run), str(tmp_path / "model"), "--least", "long=1"]) == 2
     assert not (tmp_path / "x.jsonl").exists()
+
+
+@pytest.mark.parametrize("word", ["--push-to-hub=me/x", "--worker=actor", "--checkpoint=best", "--dtype=bf16"])
+def test_what_is_for_a_model_is_refused_for_a_file(run, tmp_path, capsys, word):
+    assert main(["export", str(run), str(tmp_path / "x.jsonl"), *word.split("=")]) == 2
+    name = word.partition("=")[0]
+    assert f"{name} is for a model, and {tmp_path}/x.jsonl holds conversations." in capsys.readouterr().err
+    assert not (tmp_path / "x.jsonl").exists()
+
+
+def test_rows_whose_reward_has_another_name_or_is_missing(tmp_path, capsys):
+    place = {"program": "train", "step": 0, "conversation": [{"role": "user", "content": "ab"}]}
+    lines = [
+        {**place, "key": [0], "grades": 2.0},
+        {**place, "key": [1], "rewards": None, "scores": {"long": None}, "grades": 1.0},
+        {**place, "key": [2], "rewards": 1.0, "scores": {"long": 3}, "grades": None},
+    ]
+    (tmp_path / "trajectories.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    file = tmp_path / "x.jsonl"
+    assert main(["export", str(tmp_path), str(file)]) == 0
+    assert [row["reward"] for row in read(file)] == [None, None, 1.0]
+    for least, kept in (("grades=1", [[0], [1]]), ("reward=0", [[2]]), ("long=0", [[2]]), ("rewards=0", [[2]])):
+        assert main(["export", str(tmp_path), str(file), "--least", least]) == 0
+        assert [row["key"] for row in read(file)] == kept
+    assert main(["export", str(tmp_path), str(file), "--least", "nothing=1"]) == 2
+    assert "grades, long, reward, rewards, step" in capsys.readouterr().err

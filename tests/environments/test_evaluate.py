@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 from itertools import combinations
+from statistics import fmean
 
 import pytest
 from letters import build_tokenizer, model_of
@@ -225,6 +226,28 @@ def test_what_plays_no_chat_takes_none(tmp_path, capsys):
 def test_wrong_words_are_told(words, said, capsys):
     assert main(["eval", *words]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_each_episode_is_written_once_however_many_batches_there_are(tmp_path, monkeypatch):
+    written = []
+    dumps = json.dumps
+    monkeypatch.setattr(evaluation.json, "dumps", lambda value, **how: (written.append(value), dumps(value, **how))[1])
+    so_far = evaluation.SoFar(tmp_path)
+    (tmp_path / "results.part.jsonl").write_text("of an evaluation that was broken off\n")
+    rewards = [None, 0.0, 1.0, 0.25, None, 1.0, 0.5, 1.0, 0.0, 1.0]
+    records = [{"task": i // 2, "sample": i % 2, "reward": reward} for i, reward in enumerate(rewards * 4)]
+    for first in range(0, len(records), 4):
+        so_far.add(records[first : first + 4])
+        means = [fmean(v) for v in evaluation._by_task(records[: first + 4]).values()]
+        assert so_far.tasks == first // 2 + 2 and so_far.reward == pytest.approx(fmean(means))
+        lines = (tmp_path / "results.part.jsonl").read_text().splitlines()
+        assert [json.loads(line) for line in lines] == records[: first + 4]
+    assert written == records
+    so_far.finish({"tasks": 20})
+    assert written == [*records, {"tasks": 20}] and read_results(tmp_path) == (records, {"tasks": 20})
+    assert not (tmp_path / "results.part.jsonl").exists()
+    evaluation.SoFar(tmp_path / "none").finish({})
+    assert read_results(tmp_path / "none") == ([], {})
 
 
 def test_it_tells_how_far_it_is_and_keeps_what_is_played_when_it_is_broken_off(folder, capsys, monkeypatch):

@@ -173,6 +173,39 @@ def test_workers_have_names_of_their_own():
     ]
 
 
+def says_yes(response: str) -> float:
+    return float(response == "yes")
+
+
+def test_a_text_that_names_a_worker_is_no_tokenizer(tmp_path, monkeypatch):
+    def errors(said: str, model: str = "a/judge"):
+        flow, actor = flow_of("actor")
+        judge = flow.worker(fl.Actor, model=model, lr=None, name="judge")
+        verdict = flow.worker(fl.FunctionReward, says_yes, tokenizer=said, name="verdict")
+        mine = fl.data.rows([{"prompt": "1+2="}], batch=1, tokenizer=said)
+
+        @flow.program
+        def main(steps: int = 10):
+            for step, batch in flow.steps(mine, steps):
+                asked = judge.ask(actor.generate(batch), "{prompt} {response}?", tokenizer=said)
+                flow.log(step, grade=verdict.score(judge.generate(asked)).rewards.mean())
+
+        return [error for error in flow.check().errors if "tokenizer='judge'" in error.what]
+
+    found = errors("judge")
+    assert [error.what for error in found] == [
+        f"{who} has tokenizer='judge', the name of a worker: as a text it would be loaded from the hub."
+        for who in ("verdict", "mine", "judge.ask")
+    ]
+    for error in found:
+        assert error.fix == "Give the worker itself, tokenizer=judge, below the line that declares it."
+        assert error.at is not None and error.at.file.endswith("test_check_program.py")
+    assert errors("judge", model="judge") == errors("a/judge") == [], "a model may be called so too"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "judge").mkdir()
+    assert errors("judge") == [], "and a folder"
+
+
 def test_parameters_change_what_is_checked():
     flow, actor, reward = flow_of("actor", "reward")
 

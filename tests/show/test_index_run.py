@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import sqlite3
 from itertools import product
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from flowrl.show.lanes import chain, lanes, memory, pool_waits, step_times
 from flowrl.show.search_rows import Filter, search_rows
 from flowrl.show.store import VERSION, Store
 from flowrl.show.summaries import counts, events, lags, ledger
+from flowrl.trackers.tracker import LEVELS
 
 
 def indexed(run: Path, cache: Path) -> Store:
@@ -417,6 +419,47 @@ def test_an_index_that_is_damaged_is_made_anew(tmp_path: Path) -> None:
     store.close()
     store.path.write_bytes(b"nothing that sqlite knows" * 100)
     assert rewards(indexed(run, tmp_path / "cache")) == [0.0, 0.1, 0.2]
+
+
+@pytest.mark.parametrize("seen_by", ["question", "indexer"])
+def test_an_index_that_is_damaged_behind_its_head_is_made_anew(tmp_path: Path, seen_by: str) -> None:
+    run = run_folder(tmp_path / "run")
+    indexed(run, tmp_path / "cache").close()
+    path = tmp_path / "cache" / f"test.v{VERSION}.sqlite"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:4096] + b"\xa5" * (len(whole) - 4096))
+    store = Store(run, "test", tmp_path / "cache")
+    indexer = Indexer(store)
+    with pytest.raises(sqlite3.DatabaseError, match="malformed"):
+        rewards(store) if seen_by == "question" else indexer.small()
+    while (store.writes and indexer.small()) or indexer.trajectories():
+        pass
+    assert rewards(store) == [0.0, 0.1, 0.2] and len(found(store)) == 12 and store.made == 1
+    store.close()
+    assert Store(run, "test", tmp_path / "cache").made == 0, "it is kept"
+
+
+def test_an_index_that_is_deleted_while_the_page_is_served_is_made_anew(tmp_path: Path) -> None:
+    store = Store(run_folder(tmp_path / "run"), "test", tmp_path)
+    indexer = Indexer(store)
+    while indexer.small() or indexer.trajectories():
+        pass
+    store.path.unlink()
+    with pytest.raises(sqlite3.OperationalError, match="no such table"):
+        rewards(store)
+    while (store.writes and indexer.small()) or indexer.trajectories():
+        pass
+    assert rewards(store) == [0.0, 0.1, 0.2] and len(found(store)) == 12
+
+
+def test_alarms_are_the_events_that_trackers_call_so(tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "run")
+    for kind in (*LEVELS, "resumed"):
+        lines(run, "events", {"time": 1.7e9, "kind": kind, "text": kind})
+    with indexed(run, tmp_path / "cache").reading() as connection:
+        assert counts(connection)["alarms"] == 1 + [*LEVELS.values()].count("alarm") == 7
+        told = {event["kind"]: event["level"] for event in events(connection, "", None)["events"]}
+    assert told == {**LEVELS, "resumed": "note"}
 
 
 def test_an_index_of_an_older_flowrl_is_made_anew(tmp_path: Path) -> None:

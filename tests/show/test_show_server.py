@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
+import sqlite3
 import threading
 import urllib.parse
 from collections.abc import Iterator
@@ -265,6 +267,46 @@ def test_a_run_that_begins_later_comes_to_the_page(serve: Any, tmp_path: Path) -
     served.follower.find_new()
     served.take_in()
     assert [run["lines"] for run in served.ask("runs")["runs"]] == [3, 3]
+
+
+def test_there_may_be_more_runs_than_files_that_can_be_open(serve: Any, tmp_path: Path) -> None:
+    for name in range(20):
+        run_folder(tmp_path / "runs" / str(name), steps=1)
+    before = len(os.listdir("/proc/self/fd"))
+    served = serve(tmp_path / "runs")
+    assert len(os.listdir("/proc/self/fd")) < before + 10
+    assert [run["lines"] for run in served.ask("runs")["runs"]] == [1] * 20
+
+
+@pytest.mark.parametrize("error", [OSError(24, "Too many open files"), sqlite3.OperationalError("disk is full")])
+def test_a_run_whose_index_cannot_be_made_is_tried_again(
+    serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception
+) -> None:
+    served = serve(run_folder(tmp_path / "runs" / "first").parent)
+    run_folder(tmp_path / "runs" / "second")
+
+    def fails(*words: Any) -> Any:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr("flowrl.show.follow_runs.Store", fails)
+        served.follower.find_new()
+        assert len(served.follower.runs) == 1
+        assert main(["show", str(tmp_path / "runs"), "--no-browser"]) == 2
+        assert f"The index of a run cannot be made: {error}." in capsys.readouterr().err
+    served.follower.find_new()
+    assert len(served.follower.runs) == 2
+
+
+def test_an_index_that_is_damaged_meanwhile_is_made_anew(serve: Any, tmp_path: Path) -> None:
+    served = serve(run_folder(tmp_path / "grpo"))
+    (run,) = served.follower.runs.values()
+    whole = run.store.path.read_bytes()
+    run.store.path.write_bytes(whole[:4096] + b"\xa5" * (len(whole) - 4096))
+    status, _, body = served.get("/api/runs")
+    assert status == 503 and b"malformed" in body
+    served.take_in()
+    assert served.ask("runs")["runs"][0]["lines"] == 3
 
 
 def test_runs_of_which_little_is_there(serve: Any, tmp_path: Path) -> None:

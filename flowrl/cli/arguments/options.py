@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import inspect
 import re
 from collections import Counter
@@ -15,7 +16,7 @@ from typing import Any
 from ...errors import UsageError, did_you_mean, near, shown
 from ...flow import Flow
 from ...program import Program
-from ..help import new_parser
+from ..help import as_is, new_parser
 from .arg_option import help_on_arguments, use_said_arguments
 from .config_file import FromFile, expand_config
 
@@ -54,8 +55,9 @@ def parse(
     add_common(parser, tuple(dict.fromkeys(preset for program in asked.values() for preset in program.presets)))
     extra(parser)
     known = set(_options(parser))
-    shared = Counter(p for name in programs for p in asked[name].parameters)
+    shared = Counter(p for name in dict.fromkeys(programs) for p in asked[name].parameters)
     flags: dict[str, tuple[str, str]] = {}
+    taken: dict[str, str] = {}  # options of the command: how a parameter of that name is given
     for name, program in asked.items():
         group = parser.add_argument_group(f"parameters of {name}")
         for parameter in program.parameters.values():
@@ -63,18 +65,19 @@ def parse(
                 continue
             both = dict.fromkeys((parameter.name.replace("_", "-"), parameter.name))
             spelled = [f"--{name}.{p}" for p in both]
-            spelled += [f"--{p}" for p in both] if shared[parameter.name] == 1 and name in programs else []
-            if any(s in known for s in spelled):
-                raise UsageError(
-                    f"program '{name}' has a parameter '{parameter.name}', which is an option of flowrl.", at=program.at
-                )
+            plain = [f"--{p}" for p in both] if shared[parameter.name] == 1 and name in programs else []
+            if known.isdisjoint(plain):
+                spelled += plain
+            else:
+                taken |= {s: spelled[0] for s in known.intersection(plain)}
+                plain = []
             default = "has no default" if parameter.default is parameter.empty else f"({parameter.default})"
             dest = f"{name}.{parameter.name}"
             flags[dest] = (name, parameter.name)
             reader = _reader(parameter)
             bare: dict[str, Any] = {"nargs": "?", "const": True} if reader is _bool else {}
-            told = [s for s in spelled if parameter.name.replace("_", "-") in s and (len(asked) > 1 or "." not in s)]
-            for spellings, text in ((told, default), ([s for s in spelled if s not in told], argparse.SUPPRESS)):
+            told = plain[:1] if plain and len(asked) == 1 else [spelled[0], *plain[:1]]
+            for spellings, text in ((told, as_is(default)), ([s for s in spelled if s not in told], argparse.SUPPRESS)):
                 if spellings:
                     group.add_argument(
                         *spellings,
@@ -90,7 +93,13 @@ def parse(
     help_ = f"flowrl {command} {shown(flow.script)} --help"
     if from_files:
         words = _without_others(parser, words, from_files, help_)
-    options = read_words(parser, words, help_, [handle.name for handle in flow.handles])
+    try:
+        options = read_words(parser, words, help_, [handle.name for handle in flow.handles])
+    except UsageError as error:
+        for option, own in taken.items():
+            if error.what.startswith((f"argument {option}:", f"argument {option}/")):
+                error.fix = f"{option} is an option of flowrl {command}: the parameter of the program is {own}."
+        raise
     parameters = _presets(asked, options.preset)
     for dest, (name, parameter) in flags.items():
         if hasattr(options, dest):
@@ -114,7 +123,7 @@ def add_common(parser: argparse.ArgumentParser, presets: Sequence[str] = ()) -> 
     program.add_argument(
         "--config", metavar="FILE", help="options from a YAML file, at this place: NAME: VALUE; later words win"
     )
-    program.add_argument("--preset", metavar="NAME", help=f"values of the program's parameters{named}")
+    program.add_argument("--preset", metavar="NAME", help=f"values of the program's parameters{as_is(named)}")
     program.add_argument(
         "--model", action="append", default=[], metavar="WORKER=NAME", help="another model: hub name or folder"
     )
@@ -325,12 +334,25 @@ def _text(annotation: Any) -> str:
 
 
 def _kind(annotation: Any) -> str | None:
-    """The first of the words int, float, bool and str in ``int | None``, ``Optional[float]``; None for others."""
+    """The first of the words int, float, bool and str in ``int | None``, ``Optional[float]``; None for others.
+
+    That of ``Literal[1, 2]`` is what all of its values are, or str.
+    """
     text = _text(annotation)
-    if "Literal" in text:
-        return "str"
-    word = None if "Callable" in text else re.search(r"\b(int|float|bool|str)\b", text)
+    if listed := re.search(r"\bLiteral\[(.*?)\]", text):
+        return _kind_of_values(listed[1])
+    holds = set(re.findall(r"(\w+)\s*\[", text)) - {"Optional", "Union", "Annotated"}  # tuple[int, ...] is no int
+    word = None if holds or "Callable" in text else re.search(r"\b(int|float|bool|str)\b", text)
     return word[0] if word else None
+
+
+def _kind_of_values(listed: str) -> str:
+    """What all of ``1, 2`` are; str where they are not alike, or no values by their text."""
+    try:
+        kinds = {type(value).__name__ for value in ast.literal_eval(f"[{listed}]") if value is not None}
+    except (ValueError, SyntaxError):
+        return "str"
+    return kinds.pop() if len(kinds) == 1 else "str"
 
 
 def _reader(parameter: inspect.Parameter) -> Callable[[str], Any]:

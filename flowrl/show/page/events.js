@@ -42,11 +42,11 @@ export function draw(place) {
   return { update: () => show(), leave() { alive = false; } };
 }
 
-const BAD = ["alarm", "failed", "lost", "damage", "not finite"], NOTED = ["warning", "gap", "resized"];
+const LOOKS = { alarm: "bad", warning: "noted", note: null };
 
 function item(event) {
   const [first, ...rest] = event.text.split("\n");
-  return h("li", { class: BAD.includes(event.kind) ? "bad" : NOTED.includes(event.kind) ? "noted" : null },
+  return h("li", { class: LOOKS[event.level] },
     h("div", { class: "head" }, h("span", { class: "tag" }, event.kind), h("time", {}, moment(event.time))),
     h("div", { class: "said" }, h("bdi", {}, first)), rest.length ? h("pre", {}, rest.join("\n")) : "",
     event.size > 4100 ? h("a", { href: wholeText("event", { run: page.chosen, at: event.at, size: event.size }), target: "_blank", rel: "noopener" }, "Open all of it") : "");
