@@ -14,8 +14,14 @@ from hypothesis import settings
 settings.register_profile("untimed", settings(), deadline=None)
 settings.load_profile("untimed")
 
+#: Torch has one thread, in the processes that tests start too: of several, at work on a few numbers beside other tests,
+#: each waits for the others in every call.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 #: Ray has its workers give way to all other processes (15): beside other tests they would hardly get on.
 os.environ.setdefault("RAY_worker_niceness", "0")
+#: Nor is it to begin with a process for each processor that it is told of, which no rank uses.
+os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
 
 
 #: Seconds that a test has to end in, once its time is up: what it waits for on the way out may hang too.

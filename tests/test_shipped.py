@@ -54,7 +54,7 @@ def test_a_file_goes_before_a_name(elsewhere):
 
 
 @pytest.mark.parametrize(
-    "words", ["plan --show split_cpu", "plan grpo --cluster ranks_2_cpu", "check grpo --plan split_cpu"]
+    "words", ["plan --show split_cpu", "plan grpo --cluster ranks_2_cpu --steps 4", "check grpo --plan split_cpu"]
 )
 def test_every_command_takes_a_shipped_plan_by_name(elsewhere, words, capsys):
     assert main(words.split()) == 0

@@ -100,6 +100,7 @@ def _hub(store: Hf) -> str:
 
 def _listed(rows: Iterable[Any]) -> str:
     total = hashlib.blake2b(digest_size=6)
+    written = json.JSONEncoder(sort_keys=True, default=lambda value: type(value).__name__).encode
     for row in rows:
-        total.update(json.dumps(row, sort_keys=True, default=lambda value: type(value).__name__).encode() + b"\n")
+        total.update(written(row).encode() + b"\n")
     return total.hexdigest()

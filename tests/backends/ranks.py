@@ -25,15 +25,21 @@ PRELOAD = [
 ]
 
 
+def copies():
+    """A context of multiprocessing whose processes are copies of one that has made the imports that take seconds."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOAD)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    return context
+
+
 def run(function, count, *arguments, timeout=120.0, backend="gloo"):
     """``function(*arguments)`` of a test file on ``count`` ranks; its results, by rank.
 
     Arguments and results are plain data and tensors. AssertionError with the traceback of the first rank that fails,
     or with the names of those that are not done in time; no process outlives the call.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    context = copies()
     with tempfile.TemporaryDirectory() as folder:
         pipes, processes = [], []
         for rank in range(count):

@@ -122,7 +122,7 @@ def test_an_option_that_would_do_nothing_is_refused(run, words, said):
 def test_a_file_of_options_is_for_commands_that_have_no_use_for_some_of_them(run):
     Path("options.yaml").write_text("plan: plan.yaml\ncosts: costs.yaml\nprompts_per_step: 2\n")
     assert run("plan", GRPO, "--show", "--config", "options.yaml")[0] == 0
-    status, out, _ = run("plan", GRPO, "--cluster", "cpu:1x2", "--config", "options.yaml")
+    status, out, _ = run("plan", GRPO, "--cluster", "cpu:1x2", "--steps", "8", "--config", "options.yaml")
     assert status == 0 and "given: costs.yaml" in out
     Path("options.yaml").write_text("costs: costs.yaml\n")
     assert run("graph", GRPO, "--config", "options.yaml")[0] == 0
@@ -191,7 +191,7 @@ def test_plan_shows_who_sits_where(run):
 
 def test_search_explains_itself_and_writes_a_plan_that_loads(run):
     words = ("plan", PPO, "--cluster", "h100-80:2x8", "--model", "actor=llama-7b", "--model", "critic=llama-7b")
-    status, out, _ = run(*words, "-o", "found.yaml")
+    status, out, _ = run(*words, "--steps", "20", "-o", "found.yaml")
     assert status == 0 and "Bottleneck:" in out and "Runner-up:" in out and "Binding constraint:" in out
     plan = Plan.load("found.yaml")
     assert plan.cluster is not None and plan.cluster.size == 16
@@ -208,6 +208,7 @@ def test_search_explains_itself_and_writes_a_plan_that_loads(run):
         "2",
     )
     assert status == 0
+    words = ("plan", GRPO, "--cluster", "h100-80:1x8", "--model", "actor=llama-7b", "--steps", "20")
     status, out, _ = run(*words, "--format", "json", "--staleness", "0")
     record = json.loads(out)
     assert record["plan"]["pipeline"]["staleness"] == 0 and record["step_s"] > 0 and isinstance(record["tie"], bool)
@@ -260,7 +261,7 @@ def test_looking_at_plans_loads_no_engine():
         "import sys\n"
         "from flowrl.cli import main\n"
         f"assert main(['simulate', {GRPO!r}, '--plan', 'plan.yaml', '--steps', '3', '--model', 'actor=llama-7b']) == 0\n"
-        f"assert main(['plan', {GRPO!r}, '--cluster', 'h100-80:1x8', '--model', 'actor=llama-7b']) == 0\n"
+        f"assert main(['plan', {GRPO!r}, '--cluster', 'h100-80:1x8', '--model', 'actor=llama-7b', '--steps', '3']) == 0\n"
         "heavy = [m for m in ('torch', 'transformers', 'numpy', 'ray', 'vllm', 'networkx', 'scipy') if m in sys.modules]\n"
         "assert not heavy, heavy\n"
     )

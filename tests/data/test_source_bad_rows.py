@@ -176,7 +176,7 @@ def test_preferences_and_long_prompts_beside_bad_rows():
 
 def test_odd_rows_that_are_fine(tmp_path):
     odd = ['{"prompt": "a", "answer": NaN}', '{"prompt": "a", "answer": [1, {"x": null}]}', '{"prompt": "a"}']
-    huge = json.dumps({"prompt": "b" * 10_000_000, "answer": "x"})
+    huge = json.dumps({"prompt": "b" * 1_000_000, "answer": "x"})
     path = tmp_path / "rows.jsonl"
     path.write_text("\n".join([GOOD, *odd, huge]))
     source = data.jsonl(path, batch=5, shuffle=False, max_prompt_tokens=32, overlong="truncate")

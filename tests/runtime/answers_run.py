@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+from flowrl.cli import main
+
 HERE = Path(__file__).parent
 
 
@@ -24,6 +26,14 @@ def wait_for(what, seconds=60.0):
     while not what():
         assert time.monotonic() < end
         time.sleep(0.02)
+
+
+def run_here(monkeypatch, folder, *words, driver="answers_driver.py", **environment):
+    """The same as :class:`Run` to its end, in this process, which has imported what others take seconds for."""
+    for name, value in {"ANSWERS": str(folder), **environment}.items():
+        monkeypatch.setenv(name, value)
+    sys.modules.pop("answers_driver", None)  # it reads where its answers go as it is imported
+    assert main(["run", str(HERE / driver), "--quiet", "--out", str(folder / "run"), *words]) == 0
 
 
 class Run:

@@ -368,16 +368,30 @@ def plain_versions(calls: list[Call], staleness: int) -> list[int]:
     return seen
 
 
-@given(
-    program=st.sampled_from(PROGRAMS),
-    place=st.sampled_from(["split", "colocated", "shared"]),
-    staleness=st.integers(0, 5),
-    publish=st.sampled_from(["drain", "interrupt", "continue"]),
-    chunks=st.sampled_from([1, 1, 3]),
-    seed=st.integers(0, 10**6),
-)
-@settings(max_examples=3000, deadline=None)
+ANY = {
+    "program": st.sampled_from(PROGRAMS),
+    "place": st.sampled_from(["split", "colocated", "shared"]),
+    "staleness": st.integers(0, 5),
+    "publish": st.sampled_from(["drain", "interrupt", "continue"]),
+    "chunks": st.sampled_from([1, 1, 3]),
+    "seed": st.integers(0, 10**6),
+}
+
+
+@given(**ANY)
+@settings(max_examples=600, deadline=None)
 def test_any_program_at_any_staleness_ends_within_the_bounds(program, place, staleness, publish, chunks, seed):
+    ends_within_bounds(program, place, staleness, publish, chunks, seed)
+
+
+@pytest.mark.nightly
+@given(**ANY)
+@settings(max_examples=20_000, deadline=None)
+def test_twenty_thousand_programs_end_within_the_bounds(program, place, staleness, publish, chunks, seed):
+    ends_within_bounds(program, place, staleness, publish, chunks, seed)
+
+
+def ends_within_bounds(program, place, staleness, publish, chunks, seed) -> None:
     if place == "shared":
         staleness = 0
     followers = PLACES[place]
@@ -424,15 +438,29 @@ def _steps_do_not_overlap(driver: Driver) -> None:
     assert all(ends[k] <= starts[k + 1] + 1e-9 for k in ends if k + 1 in starts)
 
 
-@given(
-    staleness=st.integers(0, 4),
-    fraction=st.floats(0.05, 1.0),
-    groups=st.integers(1, 9),
-    publish=st.sampled_from(["drain", "interrupt"]),
-    seed=st.integers(0, 10**6),
-)
-@settings(max_examples=1000, deadline=None)
+WINDOWS = {
+    "staleness": st.integers(0, 4),
+    "fraction": st.floats(0.05, 1.0),
+    "groups": st.integers(1, 9),
+    "publish": st.sampled_from(["drain", "interrupt"]),
+    "seed": st.integers(0, 10**6),
+}
+
+
+@given(**WINDOWS)
+@settings(max_examples=150, deadline=None)
 def test_a_window_drops_nothing_and_keeps_its_bound(staleness, fraction, groups, publish, seed):
+    keeps_its_bound(staleness, fraction, groups, publish, seed)
+
+
+@pytest.mark.nightly
+@given(**WINDOWS)
+@settings(max_examples=5000, deadline=None)
+def test_five_thousand_windows_keep_their_bound(staleness, fraction, groups, publish, seed):
+    keeps_its_bound(staleness, fraction, groups, publish, seed)
+
+
+def keeps_its_bound(staleness, fraction, groups, publish, seed) -> None:
     chance = random.Random(seed)
 
     def engine(call: Call) -> Rows:

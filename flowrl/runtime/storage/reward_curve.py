@@ -15,6 +15,8 @@ from .disk import writing
 
 NAME = "reward"
 _Loop = tuple[list[int], list[float]]
+#: Left, bottom, width, height: numbers of eight letters and their power of ten have room.
+AXES = (0.15, 0.13, 0.83, 0.80)
 MOST = 8  # lines of a program that logs no number of that name
 #: What is said where rows had rewards, and there is nothing to draw.
 NO_CURVE = (
@@ -36,8 +38,8 @@ def draw_curve(path: Path, history: Iterable[Mapping[str, Any]]) -> Path | None:
     mpl.use("Agg")
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.add_subplot()
+    figure = Figure(figsize=(7, 4))
+    axes = figure.add_axes(AXES)
     for title, xs, ys in lines:
         axes.plot(xs, ys, alpha=0.3, linewidth=1)
         axes.plot(xs, _smooth(ys), color=axes.lines[-1].get_color(), label=f"{title} (mean of {_window(ys)} steps)")

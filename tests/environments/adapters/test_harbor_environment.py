@@ -96,7 +96,7 @@ def test_tests_that_give_no_reward_fail_and_are_no_zero(tmp_path, script, said):
 
 
 def test_commands_that_break_a_limit_are_told_and_counted(tmp_path):
-    env, state = begun(written(tmp_path, {"task.toml": "[agent]\ntimeout_sec = 20.0\n"}))
+    env, state = begun(written(tmp_path, {"task.toml": "[agent]\ntimeout_sec = 6.0\n"}))
     assert env.step(state, call("yes"))[1].endswith("[it broke the limit of output]")
     assert "it broke the limit of files" in env.step(state, call("for i in 1 2 3; do truncate -s 1900k $i; done"))[1]
     assert env.step(state, call("sleep 600"))[3] == "agent_timeout"

@@ -174,7 +174,7 @@ def test_a_killed_rank_changes_no_weight(cluster, flow, tmp_path, pool, rank, af
 
 def test_a_rank_that_hangs_is_found_by_the_deadline(cluster, flow, alone, tmp_path):
     thread = killed(tmp_path / "run", signal.SIGSTOP, rank=1, after=1)
-    here = plan("fsdp=2", "fsdp2", deadline=30)
+    here = plan("fsdp=2", "fsdp2", deadline=15)
     flow.run("stale", out=tmp_path / "run", quiet=True, runtime="ray", plan=here, parameters=STEPS)
     thread.join(10)
     same_curve(metrics(tmp_path / "run"), alone)

@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("ray", reason="the extra [ray] is not installed")
 
+from flowrl.runtime.distributed.ray import private_ray
 from flowrl.runtime.distributed.ray.private_ray import PrivateRay, private_folder
 
 
@@ -69,12 +70,14 @@ def test_a_token_lives_as_long_as_its_ray_and_the_environment_is_put_back(base, 
     monkeypatch.setenv("RAY_AUTH_TOKEN", "of another cluster")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    monkeypatch.delenv("RAY_prestart_worker_first_driver", raising=False)
     before, ours, tokens = dict(os.environ), PrivateRay(), []
     for _ in range(2):
         settings = ours.open()
         token = os.environ["RAY_AUTH_TOKEN_PATH"]
         assert os.environ["RAY_AUTH_MODE"] == "token" and "RAY_AUTH_TOKEN" not in os.environ
         assert os.environ["GLOO_SOCKET_IFNAME"] == "eth7", "what the user has said holds"
+        assert private_ray.IDLE.items() <= os.environ.items(), "no process is started that no rank uses"
         assert settings["_temp_dir"].startswith(str(base)) and not settings["include_dashboard"]
         assert stat.S_IMODE(os.stat(token).st_mode) == 0o600
         tokens.append(Path(token).read_text())

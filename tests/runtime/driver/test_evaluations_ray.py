@@ -12,6 +12,16 @@ from flowrl.placement.plan.plan import Pipeline, Place, Plan, Pool
 pytest.importorskip("ray", reason="the extra [ray] is not installed")
 
 
+@pytest.fixture(scope="module")
+def cluster():
+    """One Ray for both runs: starting it takes seconds."""
+    import ray
+
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    yield
+    ray.shutdown()
+
+
 def lines(out, name, program):
     found = [json.loads(line) for line in (out / f"{name}.jsonl").read_text().splitlines()]
     return [{k: v for k, v in line.items() if k != "seconds"} for line in found if line["program"] == program]
@@ -19,7 +29,7 @@ def lines(out, name, program):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("staleness", [pytest.param(0, marks=pytest.mark.nightly), 1])
-def test_a_policy_goes_on_as_if_it_was_not_evaluated(tmp_path, staleness):
+def test_a_policy_goes_on_as_if_it_was_not_evaluated(cluster, tmp_path, staleness):
     module = module_of("overlap_flow")
     arithmetic = module.arithmetic
 

@@ -1,6 +1,5 @@
 """Real processes, by shared memory and by gloo: what arrives, how many bytes that took, and who is missing."""
 
-import multiprocessing
 import os
 import random
 import signal
@@ -9,6 +8,7 @@ import time
 import pytest
 import torch
 from fusing import MODELS, checkpoint, fuse
+from ranks import copies
 
 from flowrl.errors import FlowError, PlanError, RunError
 from flowrl.placement.backends import backend
@@ -289,7 +289,7 @@ def found(way, tmp_path_factory):
     """What the four processes found, by process."""
     folder = tmp_path_factory.mktemp("run")
     meetings = [new_meeting(folder) for _ in range(5)]
-    context = multiprocessing.get_context("spawn")
+    context = copies()
     together = context.Barrier(4)
     pipes = [context.Pipe(duplex=False) for _ in range(4)]
     processes = [

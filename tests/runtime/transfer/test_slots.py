@@ -1,7 +1,6 @@
 """Messages that are read in the memory of their source: what two processes do, and what happens where one of them ends."""
 
 import gc
-import multiprocessing
 import os
 import signal
 import tempfile
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from ranks import copies
 
 from flowrl.errors import RunError
 from flowrl.placement.reshard.senders import Move
@@ -146,7 +146,7 @@ def shard(number, tensor):
 def two(end):
     """What both say, None for one that was killed."""
     meeting = new_meeting(Path(tempfile.mkdtemp()))
-    context = multiprocessing.get_context("spawn")
+    context = copies()
     pipes = [context.Pipe(duplex=False) for _ in range(2)]
     both = [context.Process(target=process, args=(me, end, meeting, pipes[me][1]), daemon=True) for me in (0, 1)]
     for one in both:

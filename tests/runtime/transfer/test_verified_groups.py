@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import socket
 import struct
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from ranks import copies
 
 from flowrl.runtime.transfer import verified_groups as known
 from flowrl.runtime.transfer.rendezvous import forget_meetings, meet, new_meeting
@@ -73,7 +73,7 @@ def attack(place, held):
 @pytest.mark.parametrize("faster", [1, 2])
 def test_a_stranger_who_is_faster_is_not_taken_for_a_rank(tmp_path, faster):
     size, meeting, held = 3, new_meeting(tmp_path), []
-    context = multiprocessing.get_context("spawn")
+    context = copies()
     pipes = [context.Pipe() for _ in range(size)]
     ranks = [
         context.Process(target=rank, args=(me, size, meeting, faster, pipes[me][1]), daemon=True) for me in range(size)

@@ -22,6 +22,9 @@ from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-d
 LOOPBACK = dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), "lo" if sys.platform == "linux" else "lo0")
 #: What one process may leave in Ray's logs, whatever prints there: a file of so many bytes, and the one before it.
 LOGS = {"RAY_ROTATION_MAX_BYTES": str(32 << 20), "RAY_ROTATION_BACKUP_COUNT": "1"}
+#: Ray would begin with a process for each processor, for work to come; a rank of a CPU, which has an environment of its
+#: own, gets another one all the same.
+IDLE = {"RAY_prestart_worker_first_driver": "0"}
 #: Turned off, Ray takes 127.0.0.1 for the address of this machine and listens there alone, on Linux too.
 _CLUSTERS = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 _AUTH = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
@@ -48,7 +51,7 @@ class PrivateRay:
         with open(handle, "w") as file:
             file.write(secrets.token_hex(32))
         self._set({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": None, "RAY_AUTH_TOKEN_PATH": str(self._token)})
-        self._set({_CLUSTERS: "0", **{n: os.environ.get(n, said) for n, said in {**LOOPBACK, **LOGS}.items()}})
+        self._set({_CLUSTERS: "0", **{n: os.environ.get(n, said) for n, said in {**LOOPBACK, **LOGS, **IDLE}.items()}})
         self._clusters, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False
         _read_again()
         inside = folder / "ray"  # Ray lets everybody into the folder that it is given, but not into those above

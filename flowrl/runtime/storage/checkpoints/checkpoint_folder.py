@@ -260,7 +260,7 @@ def _read(checkpoint: Path) -> dict[str, Any]:
 
 def _write_manifest(checkpoint: Path, manifest: Mapping[str, Any]) -> None:
     """Write a manifest, in the place of another one at once."""
-    replace_file(checkpoint / MANIFEST, json.dumps(with_checksum(manifest), indent=1))
+    replace_file(checkpoint / MANIFEST, json.dumps(with_checksum(manifest)))
 
 
 def load_manifest(checkpoint: Path, *, reopened: bool = False) -> dict[str, Any]:

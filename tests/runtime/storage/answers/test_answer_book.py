@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from answers_run import Run, journalled, wait_for
+from answers_run import Run, journalled, run_here, wait_for
 from flows import metrics
 
 import flowrl as fl
@@ -141,7 +141,7 @@ KILLED = [
 
 
 @pytest.mark.parametrize(("runtime", "who"), KILLED)
-def test_rows_that_have_answered_in_a_call_that_is_killed_are_not_asked_again(tmp_path, runtime, who):
+def test_rows_that_have_answered_in_a_call_that_is_killed_are_not_asked_again(tmp_path, monkeypatch, runtime, who):
     words = ["--runtime", runtime]
     if runtime == "ray":
         (tmp_path / "plan.yaml").write_text("cluster: {device: cpu, nodes: 1, devices_per_node: 1}\n"
@@ -156,11 +156,12 @@ def test_rows_that_have_answered_in_a_call_that_is_killed_are_not_asked_again(tm
     if who != "rank":
         run.process.kill()
         run.process.wait()
-        (tmp_path / "go").touch()
-        run = Run(tmp_path, "--resume")
+    (tmp_path / "go").touch()
+    if runtime == "local":
+        run_here(monkeypatch, tmp_path, "--resume")
     else:
-        (tmp_path / "go").touch()
-    assert run.process.wait(240) == 0, (tmp_path / "said").read_text()
+        run = Run(tmp_path, "--resume") if who != "rank" else run
+        assert run.process.wait(240) == 0, (tmp_path / "said").read_text()
     counts = Counter(x for x, _ in run.calls("begin"))
     assert set(counts) == set(range(14)) and set(before.values()) == {1}
     again = {x for x, count in counts.items() if count > 1}
@@ -168,14 +169,13 @@ def test_rows_that_have_answered_in_a_call_that_is_killed_are_not_asked_again(tm
     assert [line["most"] for line in metrics(tmp_path / "run")] == [3.0, 6.5]
 
 
-def test_a_batched_call_is_one_and_is_asked_again_as_a_whole(tmp_path):
+def test_a_batched_call_is_one_and_is_asked_again_as_a_whole(tmp_path, monkeypatch):
     run = Run(tmp_path, BATCHED="1")
     run.until(lambda: any(x == 4 for x, _ in run.calls("begin")))
     run.process.kill()
     run.process.wait()
     (tmp_path / "go").touch()
-    run = Run(tmp_path, "--resume", BATCHED="1")
-    assert run.process.wait(240) == 0, (tmp_path / "said").read_text()
+    run_here(monkeypatch, tmp_path, "--resume", BATCHED="1")
     counts = Counter(x for x, _ in run.calls("begin"))
     assert [counts[x] for x in range(14)] == [2] * 5 + [1] * 9
 

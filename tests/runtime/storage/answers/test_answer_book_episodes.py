@@ -8,7 +8,7 @@ import signal
 from collections import Counter
 
 import pytest
-from answers_run import Run, wait_for
+from answers_run import Run, run_here, wait_for
 from flows import metrics
 
 from flowrl.analysis.run_difference import CLOCKED
@@ -41,6 +41,13 @@ def start(folder, *words):
     return Run(folder, *words, driver="episodes_driver.py")
 
 
+def to_its_end(monkeypatch, folder, runtime, *words):
+    if runtime == "local":
+        run_here(monkeypatch, folder, *words, driver="episodes_driver.py")
+    else:
+        assert start(folder, *words).process.wait(300) == 0, (folder / "said").read_text()
+
+
 def begun(run, *before):
     """How often an episode of each prompt was begun."""
     return Counter(int(x) for x, _ in run.calls("begin")) - sum(before, Counter())
@@ -50,14 +57,15 @@ def begun(run, *before):
     ("runtime", "who"),
     [("local", "driver"), *(pytest.param("ray", w, marks=pytest.mark.nightly) for w in ("driver", "rank", "both"))],
 )
-def test_episodes_that_were_over_in_a_call_that_is_killed_are_not_played_again(tmp_path, plans, runtime, who):
+def test_episodes_that_were_over_in_a_call_that_is_killed_are_not_played_again(
+    one_thread, tmp_path, monkeypatch, plans, runtime, who
+):
     if runtime == "ray":
         pytest.importorskip("ray", reason="the extra [ray] is not installed")
     words = ["--runtime", runtime, *(["--plan", plans[1]] if runtime == "ray" else [])]
     (tmp_path / "calm").mkdir()
     (tmp_path / "calm" / "go").touch()
-    calm = start(tmp_path / "calm", *words)
-    assert calm.process.wait(300) == 0, (tmp_path / "calm" / "said").read_text()
+    to_its_end(monkeypatch, tmp_path / "calm", runtime, *words)
     run = start(tmp_path, *words)
     run.until(lambda: run.answered() >= ENDED and any(x == 7 for x, _ in run.calls("step")))
     first = begun(run)
@@ -70,10 +78,11 @@ def test_episodes_that_were_over_in_a_call_that_is_killed_are_not_played_again(t
         ranks = {pid for _, pid in run.calls("begin")}  # they end a moment later, and would play on until then
         wait_for(lambda: not any(began(pid) for pid in ranks))
         (tmp_path / "go").touch()
-        run = start(tmp_path, "--resume", *(["--plan", plans[2]] if who == "both" else []))  # other processes
+        other = ["--plan", plans[2]] if who == "both" else []  # other processes
+        to_its_end(monkeypatch, tmp_path, runtime, "--resume", *other)
     else:
         (tmp_path / "go").touch()
-    assert run.process.wait(300) == 0, (tmp_path / "said").read_text()
+        assert run.process.wait(300) == 0, (tmp_path / "said").read_text()
     again = begun(run, first)
     assert {x for x in again if x < 8} <= {2, 5, 7} and again[7] == 2
     assert {x: n for x, n in again.items() if x >= 8} == dict.fromkeys(range(8, 16), 2)
