@@ -70,4 +70,5 @@ def _place(line: Mapping[str, Any]) -> dict[str, Any]:
 
 def _write_parquet(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     parquet, pyarrow = import_package("pyarrow.parquet"), import_package("pyarrow")
-    parquet.write_table(pyarrow.Table.from_pylist([dict(row) for row in rows]), file)
+    names = dict.fromkeys(name for row in rows for name in row)  # pyarrow would take those of the first row alone
+    parquet.write_table(pyarrow.table({name: [row.get(name) for row in rows] for name in names}), file)

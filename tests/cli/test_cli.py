@@ -522,6 +522,7 @@ def test_several_values_are_for_presets(run, tmp_path, word):
     path.write_text(PARAMETERS)
     status, _, err = run("check", path, word)
     assert status == 2 and f"'{word}' is no option here." in err
+    assert f"fix  No flag says what '{word[2:-2]}' may be: give it by a preset, or by flow.run." in err
 
 
 @pytest.mark.parametrize(

@@ -158,5 +158,8 @@ def test_rows_whose_reward_has_another_name_or_is_missing(tmp_path, capsys):
     for least, kept in (("grades=1", [[0], [1]]), ("reward=0", [[2]]), ("long=0", [[2]]), ("rewards=0", [[2]])):
         assert main(["export", str(tmp_path), str(file), "--least", least]) == 0
         assert [row["key"] for row in read(file)] == kept
+    parquet = pytest.importorskip("pyarrow.parquet", reason="parquet needs pyarrow")
+    assert main(["export", str(tmp_path), str(tmp_path / "x.parquet")]) == 0
+    assert [row["long"] for row in parquet.read_table(tmp_path / "x.parquet").to_pylist()] == [None, None, 3]
     assert main(["export", str(tmp_path), str(file), "--least", "nothing=1"]) == 2
     assert "grades, long, reward, rewards, step" in capsys.readouterr().err

@@ -59,7 +59,7 @@ def test_a_worker_that_other_parameters_lead_to_is_remarked_and_not_refused():
     assert report.errors == ()
     assert [lint.what for lint in report.lints] == [
         f"worker '{name}' (RewardModel) is called on no path that was followed, with these parameters; it is not "
-        "opened then."
+        "opened, and a call of it ends the run."
         for name in ("reward", "other")
     ]
     assert [lint.at for lint in report.lints] == [reward.at, other.at]

@@ -178,7 +178,7 @@ found.ledger = texts(".account")[0];
 found.lags = texts(".histogram span");
 
 await go("Events");
-found.events = await until(() => one(".events .said") && texts(".events .said"));
+found.events = await until(() => one(".events .bad .said") && texts(".events .bad .said"));
 await go("Run");
 found.about = await until(() => one(".about dl.fields") && one(".about dl.fields").textContent);
 found.forecast = texts(".forecast tbody tr");

@@ -57,19 +57,22 @@ def parse(
     known = set(_options(parser))
     shared = Counter(p for name in dict.fromkeys(programs) for p in asked[name].parameters)
     flags: dict[str, tuple[str, str]] = {}
-    taken: dict[str, str] = {}  # options of the command: how a parameter of that name is given
+    fixes: dict[str, str] = {}  # of errors, by how these begin
     for name, program in asked.items():
         group = parser.add_argument_group(f"parameters of {name}")
         for parameter in program.parameters.values():
             if not _sayable(parameter):
+                said = f"No flag says what '{parameter.name}' may be: give it by a preset, or by flow.run."
+                fixes |= {f"'--{p}{end}": said for p in _spellings(parameter.name) for end in "'="}
                 continue
-            both = dict.fromkeys((parameter.name.replace("_", "-"), parameter.name))
+            both = _spellings(parameter.name)
             spelled = [f"--{name}.{p}" for p in both]
             plain = [f"--{p}" for p in both] if shared[parameter.name] == 1 and name in programs else []
             if known.isdisjoint(plain):
                 spelled += plain
             else:
-                taken |= {s: spelled[0] for s in known.intersection(plain)}
+                said = f"{{}} is an option of flowrl {command}: the parameter of the program is {spelled[0]}."
+                fixes |= {f"argument {s}{end}": said.format(s) for s in known.intersection(plain) for end in ":/"}
                 plain = []
             default = "has no default" if parameter.default is parameter.empty else f"({parameter.default})"
             dest = f"{name}.{parameter.name}"
@@ -96,9 +99,7 @@ def parse(
     try:
         options = read_words(parser, words, help_, [handle.name for handle in flow.handles])
     except UsageError as error:
-        for option, own in taken.items():
-            if error.what.startswith((f"argument {option}:", f"argument {option}/")):
-                error.fix = f"{option} is an option of flowrl {command}: the parameter of the program is {own}."
+        error.fix = next((fix for begin, fix in fixes.items() if error.what.startswith(begin)), error.fix)
         raise
     parameters = _presets(asked, options.preset)
     for dest, (name, parameter) in flags.items():
@@ -111,6 +112,11 @@ def parse(
         flow.use_model(worker, name)
     use_said_arguments(flow, options.arg)
     return Words(options, programs, parameters, tuple(expanded))
+
+
+def _spellings(name: str) -> tuple[str, ...]:
+    """``--group-size`` and ``--group_size`` without their dashes; the first one is shown."""
+    return tuple(dict.fromkeys((name.replace("_", "-"), name)))
 
 
 def add_common(parser: argparse.ArgumentParser, presets: Sequence[str] = ()) -> None:
