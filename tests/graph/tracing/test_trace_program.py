@@ -1,6 +1,7 @@
 """The abstract run of a program: symbols, every outcome of its conditions, and what is found on the way."""
 
 import math
+import numbers
 import types
 
 import numpy as np
@@ -82,6 +83,16 @@ def test_types_are_still_types():
         assert isinstance(1.5, float) and isinstance(2, int) and not isinstance(2, float)
         assert float("1.5") == 1.5 and int("12", 8) == 10 and len([1, 2]) == 2
         assert float.fromhex("0x1p-1") == 0.5 and int.from_bytes(b"\x02", "little") == 2
+        assert int("ff", base=16) == 255 and {int: "whole", str: "text"}[int] == "whole"
+        assert int in (int, str) and int == int and float != int  # noqa: E721  as some write it
+        assert issubclass(bool, int) and issubclass(int, int) and not issubclass(float, int)
+        assert issubclass(int, numbers.Integral) and not issubclass(str, int)
+        match 3:
+            case float():
+                raise AssertionError("it is an int")
+            case int(n):
+                assert n == 3
+        assert np.zeros(3, dtype=float).dtype == np.exp(np.arange(3).astype(float)).dtype == np.dtype("float64")
         for step, batch in flow.steps(prompts, 10):
             flow.log(step, n=batch.count())
 
