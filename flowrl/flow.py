@@ -131,6 +131,12 @@ class Flow:
         ``presets`` are values of its parameters under a name: ``--preset NAME`` on the command line.
         """
 
+        if isinstance(fn, str):
+            raise ProgramError(
+                f'@flow.program("{fn}"): a program is named like its function.',
+                at=sessions.caller(),
+                fix="Write @flow.program without a name, and name the function so.",
+            )
         declare = partial(self._declare, presets=presets or {})
         return declare if fn is None else declare(fn)
 
