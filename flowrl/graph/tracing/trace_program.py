@@ -127,7 +127,7 @@ def _run(tracer: Tracer, program: Callable[..., Any], parameters: Mapping[str, A
         except FlowError as error:
             error.at = error.at or raised_at(error)
             return Run(tracer, error)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             cause = f"{type(error).__name__}: {error}"
             what = f"the program failed while it was traced: {cause.rstrip('.')}."
             meant, have = names_instead(error)
@@ -145,7 +145,7 @@ def _fix(cause: str) -> str:
     return "Mend that line; check runs the program with its defaults, and with symbols for numbers."
 
 
-def _on_any_path(error: Exception) -> bool:
+def _on_any_path(error: BaseException) -> bool:
     """Whether the line fails whenever it runs: a name that a module has not, or an argument that a function has not.
 
     Any other error of Python may be one of a path that no run takes: a variable that only another step sets.
@@ -162,7 +162,7 @@ def _sets_global(code: types.CodeType, name: str | None) -> bool:
     return any(step.opname == "STORE_GLOBAL" and step.argval == name for step in dis.get_instructions(code))
 
 
-def _refused(error: Exception, tracer: Tracer) -> frozenset[str]:
+def _refused(error: BaseException, tracer: Tracer) -> frozenset[str]:
     """The symbols that a library would not take, as they are written: those that its functions hold, else the last."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     held = [list(frame.f_locals.values()) for frame in frames if not is_users_code(frame.f_code)]

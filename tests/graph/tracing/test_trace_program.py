@@ -2,6 +2,7 @@
 
 import math
 import numbers
+import sys
 import types
 
 import numpy as np
@@ -407,6 +408,15 @@ def test_python_failing_on_a_path_that_may_not_exist_is_a_remark():
     assert {x.kind for x in found.lints} == {"path"}
     assert "where not (step == 0): UnboundLocalError" in found.lints[0].what
     assert not found.whole and found.trails
+
+
+def test_leaving_python_on_a_rare_path_is_a_remark():
+    def program():
+        for step, batch in flow.steps(prompts, 10):
+            if reward.score(actor.generate(batch)).rewards.mean() < 0:
+                sys.exit(f"diverged in step {step}")
+
+    assert "rewards.mean() < 0: SystemExit: diverged in step" in clean(program).lints[-1].what
 
 
 def test_a_failure_of_one_line_is_remarked_on_once():
