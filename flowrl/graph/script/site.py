@@ -91,8 +91,11 @@ def is_users_code(code: CodeType) -> bool:
 
 
 def in_a_library(file: str, *others: str) -> bool:
-    """Whether a file is flowrl's own or that of a library, or begins with one of ``others``; no shipped driver is."""
-    return file.startswith((_HOME, *_LIBRARIES, *others)) and not is_shipped(file)
+    """Whether a file is flowrl's own or that of a library, or begins with one of ``others``; no shipped driver is.
+
+    Files of Cython's are known by their end: they are named as they were where the library was built.
+    """
+    return (file.startswith((_HOME, *_LIBRARIES, *others)) and not is_shipped(file)) or file.endswith((".pyx", ".pxd"))
 
 
 def is_shipped(file: str) -> bool:

@@ -127,8 +127,13 @@ def applied(name: str, *args: Any, whole: bool = False) -> Any:
 
 
 def symbols_of(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of plain numbers as one that gives a symbol for a symbol, and reads what is not there yet."""
+    """A function of plain numbers as one that gives a symbol for a symbol, and reads what is not there yet.
+
+    One that gives two numbers stays as it is, and asks for a plain one.
+    """
     name = fn.__name__
+    if name in _PAIRS:
+        return fn
 
     def call(*args: Any, **kwargs: Any) -> Any:
         numbers = [x.session.read(x, float) if isinstance(x, ScalarValue) else x for x in args]
@@ -140,5 +145,7 @@ def symbols_of(fn: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+#: Functions that give two numbers, which one symbol cannot be.
+_PAIRS = frozenset(("modf", "frexp"))
 #: Functions of ``math`` that give whole numbers.
 _WHOLE = frozenset(("ceil", "floor", "trunc", "isqrt", "gcd", "lcm", "comb", "perm", "factorial"))

@@ -21,6 +21,7 @@ from .trace_records import Adder, Lint, Traced, each_once
 from .tracer import Tracer
 
 PATH_CAP = 64
+_NONE: frozenset[str] = frozenset()
 _SYMBOLIC = ("Symbol", "ScalarValue", "FieldValue", "BatchValue", "MetricsValue")
 
 
@@ -69,18 +70,29 @@ def trace(
 
 def _explore(name: str, program: Callable[..., Any], run: Callable[..., Run], numbers: Numbers, cap: int) -> Traced:
     """All paths of a program. Where one fails on a number that it was given, all are run again with the next."""
+    known: list[FlowError] = []
     while True:
         before = dict(numbers.choices), set(numbers.plain)
-        traced = _paths(name, program, run, numbers, cap)
+        traced = _paths(name, program, run, numbers, cap, known)
         if (numbers.choices, numbers.plain) != before:
             continue
         if traced.trails or not numbers.plain:
+            _add(traced.errors, known)
             return traced
         numbers.plain.clear()  # that is not what it fails on
         numbers.symbols_only = True
 
 
-def _paths(name: str, program: Callable[..., Any], run: Callable[..., Run], numbers: Numbers, cap: int) -> Traced:
+def _paths(
+    name: str,
+    program: Callable[..., Any],
+    run: Callable[..., Run],
+    numbers: Numbers,
+    cap: int,
+    known: list[FlowError],
+) -> Traced:
+    """All paths with these numbers. ``known`` is given the errors that they show where no symbols are to be tried."""
+    held: set[str] = set()
     traced = Traced(name, [], [], [])
     broken: list[tuple[FlowError, Path]] = []
     waiting: list[tuple[bool, ...]] = [()]
@@ -104,6 +116,7 @@ def _paths(name: str, program: Callable[..., Any], run: Callable[..., Run], numb
             traced.trails.append(done.tracer.trail)
         elif done.crashed:
             broken.append((done.failure, path))
+            held |= done.held - numbers.plain
         traced.whole &= done.failure is None
         _add(traced.errors, certain(done, lambda told, used: run(Path(told, numbers=used), {}), numbers))
         for at, titles in done.tracer.waits.items():
@@ -114,6 +127,9 @@ def _paths(name: str, program: Callable[..., Any], run: Callable[..., Run], numb
         traced.longer = longer.tracer.trail if longer.failure is None else None
         first = {failure.report(): (failure, path) for failure, path in reversed(broken)}  # of each line and cause
         _add(traced.lints, [_not_followed(failure, path) for failure, path in reversed(first.values())])
+    elif held and not numbers.symbols_only:  # a library was given symbols on every path, as by random.seed(step)
+        numbers.plain |= held
+        known += traced.errors
     else:  # the trace may take paths that no run takes, where plain Python fails
         _add(traced.errors, [failure for failure, _ in broken[:1]])
     return traced
@@ -134,8 +150,14 @@ def _run(tracer: Tracer, program: Callable[..., Any], parameters: Mapping[str, A
             failure = ProgramError(
                 what, at=raised_at(error) or defined_at(program), have=have, fix=meant or _fix(cause)
             )
-            refused = "Symbol" in cause and not isinstance(error, (AttributeError, LookupError))
-            return Run(tracer, failure, not _on_any_path(error), _refused(error, tracer) if refused else frozenset())
+            perhaps = not _on_any_path(error)
+            held, named = (
+                _held(error, tracer),
+                "Symbol" in cause and not isinstance(error, (AttributeError, LookupError)),
+            )
+            if named:
+                return Run(tracer, failure, perhaps, held or _last(tracer))
+            return Run(tracer, failure, perhaps, held=held if isinstance(error, (TypeError, ValueError)) else _NONE)
     return Run(tracer)
 
 
@@ -162,13 +184,19 @@ def _sets_global(code: types.CodeType, name: str | None) -> bool:
     return any(step.opname == "STORE_GLOBAL" and step.argval == name for step in dis.get_instructions(code))
 
 
-def _refused(error: BaseException, tracer: Tracer) -> frozenset[str]:
-    """The symbols that a library would not take, as they are written: those that its functions hold, else the last."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    held = [list(frame.f_locals.values()) for frame in frames if not is_users_code(frame.f_code)]
-    texts = frozenset(str(value.ref.text) for value in find(held) if isinstance(value, Symbol))
+def _last(tracer: Tracer) -> frozenset[str]:
+    """The last symbol that was made and is none of those that stay plain."""
     last = next((text for text in reversed(tracer.symbols) if text not in tracer.trail.path.numbers.plain), None)
-    return texts or (frozenset() if last is None else frozenset((last,)))
+    return _NONE if last is None else frozenset((last,))
+
+
+def _held(error: BaseException, tracer: Tracer) -> frozenset[str]:
+    """The symbols that a library was given as it failed, as they are written: what its functions hold, or looked at."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    inside = [frame for frame in frames if not is_users_code(frame.f_code)]
+    symbols = [v for v in find([list(frame.f_locals.values()) for frame in inside]) if isinstance(v, Symbol)]
+    looked_at = [exit.text for exit in tracer.trail.path.exits if inside and exit.at == raised_at(error)]
+    return frozenset((*(str(symbol.ref.text) for symbol in symbols), *looked_at))
 
 
 def _serial(at: At, titles: set[str]) -> Lint:
