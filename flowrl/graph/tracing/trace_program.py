@@ -5,7 +5,8 @@ from __future__ import annotations
 import dis
 import traceback
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ...errors import At, FlowError, ProgramError, names_instead
@@ -16,7 +17,7 @@ from ..stand_ins.replaced_builtins import shims
 from ..stand_ins.symbols import Symbol
 from ..stand_ins.values import find
 from .follow_branches import Numbers, Path
-from .numbers_to_python import Run, beyond, certain, forks, remarks
+from .numbers_to_python import Again, Run, beyond, certain, forks, remarks
 from .trace_records import Adder, Lint, Traced, each_once
 from .tracer import Tracer
 
@@ -72,9 +73,9 @@ def _explore(name: str, program: Callable[..., Any], run: Callable[..., Run], nu
     """All paths of a program. Where one fails on a number that it was given, all are run again with the next."""
     known: list[FlowError] = []
     while True:
-        before = dict(numbers.choices), set(numbers.plain)
+        before = dict(numbers.choices), set(numbers.plain), set(numbers.patient)
         traced = _paths(name, program, run, numbers, cap, known)
-        if (numbers.choices, numbers.plain) != before:
+        if (numbers.choices, numbers.plain, numbers.patient) != before:
             continue
         if traced.trails or not numbers.plain:
             _add(traced.errors, known)
@@ -106,6 +107,9 @@ def _paths(
             break
         path = Path(told=waiting.pop(0), numbers=numbers)
         done = run(path, meanings)
+        if places := _no_ends(done, lambda told, used: run(Path(told, numbers=used), {}), numbers):
+            numbers.patient |= places
+            return traced
         if done.refused - numbers.plain and not numbers.symbols_only:
             numbers.plain |= done.refused
             return traced
@@ -133,6 +137,27 @@ def _paths(
     else:  # the trace may take paths that no run takes, where plain Python fails
         _add(traced.errors, [failure for failure, _ in broken[:1]])
     return traced
+
+
+def _no_ends(done: Run, run: Again, numbers: Numbers) -> set[Hashable]:
+    """The places where a path was made to leave a loop, as it would go on for ever, and that end by themselves.
+
+    The last one is in doubt where the path fails behind it: ``for _ in range(9): if loss > 1: raise ...`` never raises
+    in some run. So is one whose outcome was known: ``for _ in range(99): if step > 0: ...`` never changes.
+    """
+    told, found = done.tracer.trail.path.told, set[Hashable]()
+    while True:
+        ended = done.tracer.trail.path.ended
+        doubtful = [p for p, known in ended.items() if (known or done.crashed) and p not in found | numbers.endless]
+        if not doubtful:
+            return set()
+        found.add(doubtful[-1])
+        done = run(told, replace(numbers, patient=numbers.patient | found))
+        numbers.endless |= found & done.tracer.trail.path.ended.keys()
+        if found & numbers.endless:
+            return set()
+        if done.failure is None or done.tracer.trail.path.open_end:
+            return found
 
 
 def _run(tracer: Tracer, program: Callable[..., Any], parameters: Mapping[str, Any]) -> Run:

@@ -346,6 +346,49 @@ def test_a_loop_on_a_value_goes_round_twice_and_ends(loop, paths):
     assert outcomes(clean(program)) == paths
 
 
+def fails_on_a_value(batch, number):
+    for _ in range(4):
+        metrics = actor.update(batch, loss=rl.ppo_clip())
+        if float(metrics.approx_kl) > 0.1:
+            raise RuntimeError("diverged")
+
+
+def holds_a_value(batch, number):
+    for _ in range(4):
+        assert float(actor.update(batch, loss=rl.ppo_clip()).approx_kl) < 0.1
+
+
+def both_of_them(batch, number):
+    fails_on_a_value(batch, number)
+    holds_a_value(batch, number)
+
+
+def asks_what_is_known(batch, number):
+    base = reward.score(actor.generate(flow.take(prompts))) if number > 1 else None
+    for _ in range(40):
+        more()
+        if number > 1:
+            base.rewards.mean()
+
+
+@pytest.mark.parametrize(
+    ("loop", "paths"),
+    [
+        (fails_on_a_value, ["FFFF"]),
+        (holds_a_value, ["TTTT"]),
+        (both_of_them, ["FFFFTTTT"]),
+        (asks_what_is_known, ["F", "T"]),
+    ],
+)
+def test_a_loop_that_ends_by_itself_is_not_left(loop, paths):
+    def program():
+        answers = rl.group_advantages(reward.score(actor.generate(flow.take(prompts), n=2)))
+        loop(answers, float(answers.rewards.mean()))
+
+    found = clean(program)
+    assert outcomes(found) == paths and not any("AttributeError" in lint.what for lint in found.lints)
+
+
 def test_the_number_of_paths_has_a_cap_that_is_reported():
     def program():
         for step, batch in flow.steps(prompts, 10):
