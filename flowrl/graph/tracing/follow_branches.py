@@ -35,6 +35,7 @@ class Decision:
     time: int = 1  # how often this line asked it in the step
     forced: bool = False  # it ends a loop that would go on for ever
     exit: Exit | None = None  # of the number that it chose for plain Python
+    key: str = field(default="", compare=False)  # the condition, of the keys of its numbers
 
     @property
     def label(self) -> str:
@@ -165,7 +166,7 @@ class Path:
         self._known[key] = outcome
         self._times[(condition, at, iteration)] += 1
         time = self._times[(condition, at, iteration)]
-        self.taken.append(Decision(condition, outcome, at, iteration, calls, time, forced=ends))
+        self.taken.append(Decision(condition, outcome, at, iteration, calls, time, forced=ends, key=key))
         self.free.append(open_)
         return outcome
 

@@ -16,7 +16,8 @@ from ..stand_ins import current_session as sessions
 from ..stand_ins.replaced_builtins import shims
 from ..stand_ins.symbols import Symbol
 from ..stand_ins.values import find
-from .follow_branches import Numbers, Path
+from .follow_branches import Decision, Numbers, Path
+from .impossible_paths import contradiction
 from .numbers_to_python import Again, Run, beyond, certain, forks, remarks
 from .trace_records import Adder, Lint, Traced, each_once
 from .tracer import Tracer
@@ -94,13 +95,14 @@ def _paths(
 ) -> Traced:
     """All paths with these numbers. ``known`` is given the errors that they show where no symbols are to be tried."""
     held: set[str] = set()
+    apart: list[tuple[Run, list[FlowError], list[Decision]]] = []  # with errors, where no number holds
     traced = Traced(name, [], [], [])
     broken: list[tuple[FlowError, Path]] = []
     waiting: list[tuple[bool, ...]] = [()]
     meanings: dict[str, tuple[str, At]] = {}  # of the names that are logged
     waits: dict[At, set[str]] = {}
     while waiting:
-        if len(traced.trails) >= cap:
+        if len(traced.trails) + len(apart) >= cap:
             traced.capped = True
             what = f"only {cap} of the program's paths were followed; rarer ones are checked when they run."
             traced.lints.append(Lint("paths", what, defined_at(program)))
@@ -116,15 +118,28 @@ def _paths(
         if done.crashed and numbers.give_up(path):
             return traced
         waiting += path.others()
+        errors = certain(done, lambda told, used: run(Path(told, numbers=used), {}), numbers)
+        if errors and (never := _never(done, errors)):
+            apart.append((done, errors, never))
+            continue
         if done.failure is None:
             traced.trails.append(done.tracer.trail)
         elif done.crashed:
             broken.append((done.failure, path))
             held |= done.held - numbers.plain
         traced.whole &= done.failure is None
-        _add(traced.errors, certain(done, lambda told, used: run(Path(told, numbers=used), {}), numbers))
+        _add(traced.errors, errors)
         for at, titles in done.tracer.waits.items():
             waits.setdefault(at, set()).update(titles)
+    if traced.capped or not traced.trails:  # they may stand for others
+        for done, errors, _ in apart:
+            traced.trails += [done.tracer.trail] if done.failure is None else []
+            traced.whole &= done.failure is None
+            _add(traced.errors, errors)
+    else:
+        told = {error.report() for error in traced.errors}
+        last = {e.report(): _comes_here(e, never) for _, errors, never in apart for e in errors}  # of each error
+        _add(traced.lints, [lint for report, lint in last.items() if report not in told])
     traced.lints[:0] = [_serial(at, titles) for at, titles in waits.items()]
     if traced.trails:
         longer = run(Path(numbers=numbers), dict(meanings), rounds=3)
@@ -233,6 +248,23 @@ def _not_followed(failure: FlowError, path: Path) -> Lint:
     cause = failure.what.partition("traced: ")[2]
     where = " and ".join(dict.fromkeys(d.label for d in path.taken if not path.fixed(d)))
     return Lint("path", f"not followed further where {where}: {cause}", failure.at or At("<unknown>", 0))
+
+
+def _never(done: Run, errors: Sequence[FlowError]) -> list[Decision]:
+    """The decisions for which no run comes to the errors of a path, if there are such.
+
+    The first iteration is step 0 for what it finds itself. Behind it, it stands for any step before.
+    """
+    path, counted = done.tracer.trail.path, done.tracer.counted
+    never = contradiction(path, counted)
+    if not never and all(any(error is other for other in done.tracer.at_first) for error in errors):
+        never = contradiction(path, counted, begins=True)
+    return never
+
+
+def _comes_here(error: FlowError, never: Sequence[Decision]) -> Lint:
+    where = " and ".join(dict.fromkeys(d.label + " in the first step" * (d.iteration == 1) for d in never))
+    return Lint("path", f"no run comes here where {where}: {error.what}", error.at or At("<unknown>", 0))
 
 
 def _add(into: list[Any], more: Iterable[Any]) -> None:
