@@ -34,6 +34,7 @@ class RowOps:
 
     def __init__(self, tracer: Tracer) -> None:
         self.tracer = tracer
+        self._kept: dict[tuple[Rows, tuple[Any, ...]], int] = {}  # by rows and mask, the call that filtered first
 
     def call(self, op: Op, args: tuple[Any, ...]) -> Any:
         at = caller()
@@ -142,7 +143,8 @@ class RowOps:
         signature = Signature({"batch": {mask.ref.name or "value": mask.ref.type}}, {}, "filter")
         text = f"filter({_operand(mask)})"
         call = self.tracer.record(op, "batch", at, signature, self.tracer.reads.uses(mask), text=text)
-        rows: Rows = ("filter", batch.rows, call.index)
+        first = self._kept.setdefault((batch.rows, mask.ref.origin or (mask.ref.call,)), call.index)
+        rows: Rows = ("filter", batch.rows, first)
         return BatchValue(self.tracer, TBatch(passed_on(batch.fields, call.index, rows), rows, call.index))
 
     def _concat(self, op: Op, batches: list[TBatch], at: At) -> Any:

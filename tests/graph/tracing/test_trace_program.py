@@ -645,6 +645,31 @@ def test_the_same_n_gives_the_same_rows():
     clean(program)
 
 
+def test_the_same_number_of_a_step_gives_the_same_rows():
+    def program(further=0):
+        for step, batch in flow.steps(prompts, 10):
+            n = 2 + step // 100
+            one = actor.generate(batch, n=n).select("rollout_logprobs").rename(rollout_logprobs="first")
+            flow.log(step, x=(one | actor.generate(batch, n=n + further if further else n)).first.mean())
+
+    clean(program)
+    assert len(whats(traced(program, further=1))) == 1
+
+
+def test_one_mask_keeps_the_same_rows():
+    def program(other=0):
+        for step, batch in flow.steps(prompts, 10):
+            batch = reward.score(actor.generate(batch, n=4))
+            twice = batch.with_columns({"twice": 2 * batch.rewards})
+            mask = batch.rewards > 0
+            kept = batch.filter(mask) | twice.filter(batch.rewards > other if other else mask)
+            ended = batch.filter(batch.finished) | twice.filter(twice.finished)
+            flow.log(step, kept=kept.twice.mean(), ended=ended.twice.mean())
+
+    clean(program)
+    assert len(whats(traced(program, other=1))) == 1
+
+
 def test_joining_a_batch_with_a_part_of_itself_changes_nothing():
     def program():
         for step, batch in flow.steps(prompts, 10):
