@@ -20,13 +20,10 @@ from ..stand_ins.check_operands import wrong_names, wrong_operand
 from ..stand_ins.scalars import ScalarValue
 from ..stand_ins.symbols import Symbol
 from ..stand_ins.values import BatchValue, FieldValue, MetricsValue, Value
-from .trace_records import Rows, TBatch, TCall, TField, TNumber, Use, together
+from .trace_records import LONGEST, Rows, TBatch, TCall, TField, TNumber, Use, together
 
 if TYPE_CHECKING:
     from .tracer import Tracer
-
-
-_LONGEST = 500  # characters of an operand
 
 
 class RowOps:
@@ -304,7 +301,7 @@ def _operand(value: Any) -> str:
         text = "batch" if isinstance(value, BatchValue) else "metrics"
     else:
         text = value.ref.text if isinstance(value, ScalarValue) else repr(value)
-    return text if len(text) <= _LONGEST else "..."  # of a number that grows from step to step
+    return text if len(text) <= LONGEST else "..."  # of a number that grows from step to step
 
 
 def _is_whole(value: Any) -> bool:

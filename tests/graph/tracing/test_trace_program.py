@@ -100,6 +100,18 @@ def test_types_are_still_types():
     clean(program)
 
 
+def test_a_number_may_grow_out_of_itself():
+    def program():
+        for step, batch in flow.steps(prompts, 10):
+            x = float(reward.score(actor.generate(batch)).rewards.mean()) + 2
+            for _ in range(40):
+                x = x - (x * x - 2) / (2 * x)
+                x = math.sqrt(x * x) + math.hypot(x, x)
+            flow.log(step, x=x, larger=x > 1)
+
+    assert len(clean(program).trails) == 1
+
+
 def test_min_and_max_follow_both_outcomes():
     def program():
         for step, batch in flow.steps(prompts, 10):
@@ -226,6 +238,11 @@ def outcomes(found):
     return sorted("".join("FT"[d.outcome] + "!" * d.forced for d in trail.path.taken) for trail in found.trails)
 
 
+def over(metrics):
+    """A condition in a function, which is another one wherever it is called."""
+    return bool(metrics.kl > 1)
+
+
 ASKED = 500  # numbers that a condition is held against
 
 
@@ -235,6 +252,7 @@ ASKED = 500  # numbers that a condition is held against
         (lambda a, b, c: a.kl > 1 and float(b.kl) > 1 and c.loss < 3, ["F", "TF", "TTF", "TTT"]),
         (lambda a, b, c: a.kl > 1 or float(b.kl) > 1 or c.loss < 3, ["FFF", "FFT", "FT", "T"]),
         (lambda a, b, c: 0.1 < float(a.kl) < 0.5 and b.loss > 1, ["F", "TF", "TTF", "TTT"]),
+        (lambda a, b, c: over(a) and over(b) and over(c), ["F", "TF", "TTF", "TTT"]),
         (lambda a, b, c: any(x.kl > 1 for x in (a, b, c)), ["FFF", "FT", "T"]),
         (lambda a, b, c: all(x.kl > 1 for x in (a, b, c)), ["F", "TF", "TTT"]),
         (lambda a, b, c: float(a.kl) in tuple(range(ASKED)), ["F" * ASKED, "FT", "T"]),
@@ -313,6 +331,10 @@ def refill_on_two(batch, kl):
         batch = batch.concat(more())
 
 
+def refill_by_itself(batch, kl):
+    return batch if len(batch) >= 9 else refill_by_itself(batch.concat(more()), kl)
+
+
 def nothing_changes(batch, kl):
     while kl > 1:
         more()
@@ -333,6 +355,7 @@ def plain_python(batch, kl):
         (measure, ["FFT!", "FT", "T"]),
         (count_up_to, ["FFT!", "FT", "T"]),
         (refill_on_two, ["F", "TF", "TTF", "TTTF", "TTTTF!"]),
+        (refill_by_itself, ["FFFT!", "FFT", "FT", "T"]),
         (nothing_changes, ["F", "TF!"]),
         (plain_python, ["F", "TF", "T" * 1000 + "F!"]),
     ],
