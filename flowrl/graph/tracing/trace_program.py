@@ -232,10 +232,11 @@ def _last(tracer: Tracer) -> frozenset[str]:
 
 def _held(error: BaseException, tracer: Tracer) -> frozenset[str]:
     """The symbols that a library was given as it failed, as they are written: what its functions hold, or looked at."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    inside = [frame for frame in frames if not is_users_code(frame.f_code)]
+    frames = list(traceback.walk_tb(error.__traceback__))
+    inside = [frame for frame, _ in frames if not is_users_code(frame.f_code)]
+    lines = [(frame.f_code.co_filename, line) for frame, line in frames if is_users_code(frame.f_code)]
     symbols = [v for v in find([list(frame.f_locals.values()) for frame in inside]) if isinstance(v, Symbol)]
-    looked_at = [exit.text for exit in tracer.trail.path.exits if inside and exit.at == raised_at(error)]
+    looked_at = [exit.text for exit in tracer.trail.path.exits if inside and (exit.at.file, exit.at.line) in lines[-1:]]
     return frozenset((*(str(symbol.ref.text) for symbol in symbols), *looked_at))
 
 

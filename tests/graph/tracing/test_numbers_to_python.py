@@ -346,6 +346,7 @@ def test_python_failing_on_every_number_is_an_error_with_its_line():
         lambda step: random.Random(step).random(),
         lambda step: np.random.default_rng(step).random(),
         lambda step: np.random.default_rng([step, 7]).random(),
+        eval("lambda step: np.random.default_rng(step).random()"),  # as it is typed in, in no file
     ],
 )
 def test_a_step_may_seed_a_generator(seed):
