@@ -301,7 +301,7 @@ def near(word: str, words: Iterable[str]) -> str | None:
     return matches[0] if matches else None
 
 
-def names_instead(error: Exception) -> tuple[str | None, list[str] | None]:
+def names_instead(error: BaseException) -> tuple[str | None, list[str] | None]:
     """The fix for Python's own error about a name that is not there, and the names that are, where they are few.
 
     Of a module that lists its names in ``__all__`` these count alone, not what it imports.

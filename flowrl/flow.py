@@ -21,7 +21,7 @@ from .graph.compile_paths import compile_graph
 from .graph.ops.allowed import check_values, whole
 from .graph.ops.check_arguments import described
 from .graph.record import Graph
-from .graph.script.mentioned_workers import mentions
+from .graph.script.named_in_code import mentions
 from .graph.script.site import cell, defined_at, user_frame
 from .graph.stand_ins import current_session as sessions
 from .graph.stand_ins.scalars import ScalarValue
@@ -133,6 +133,12 @@ class Flow:
         ``presets`` are values of its parameters under a name: ``--preset NAME`` on the command line.
         """
 
+        if isinstance(fn, str):
+            raise ProgramError(
+                f'@flow.program("{fn}"): a program is named like its function.',
+                at=sessions.caller(),
+                fix="Write @flow.program without a name, and name the function so.",
+            )
         declare = partial(self._declare, presets=presets or {})
         return declare if fn is None else declare(fn)
 

@@ -31,6 +31,13 @@ class Program:
                 at=self.at,
                 fix=fix if waits else "Record what it yields with flow.log(step, ...).",
             )
+        several = [p for p in self.parameters.values() if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+        if several:
+            raise ProgramError(
+                f"program '{self.name}' takes '{several[0]}', and its parameters are its flags.",
+                at=self.at,
+                fix="Name each parameter, with a default: --NAME VALUE gives it another value.",
+            )
         for preset, values in self.presets.items():
             for name in values:
                 if name not in self.parameters:

@@ -169,6 +169,18 @@ def test_programs_are_found_by_name():
     assert lone.default_program() == "only"
 
 
+def test_a_program_is_named_like_its_function_and_its_parameters_have_names():
+    with pytest.raises(ProgramError, match="a program is named like its function") as refused:
+        fl.Flow("named").program("warmup")
+    assert refused.value.at.file == __file__ and "without a name" in refused.value.fix
+
+    def extras(steps: int = 2, *extra, **more): ...
+
+    with pytest.raises(ProgramError, match=r"program 'extras' takes '\*extra'") as refused:
+        fl.Flow("extras").program(extras)
+    assert refused.value.fix.startswith("Name each parameter, with a default")
+
+
 def test_a_program_is_not_called():
     with pytest.raises(ProgramError, match="program 'count' was called like a function"):
         count()

@@ -561,6 +561,11 @@ def test_scripts_that_cannot_be_loaded(run, tmp_path, monkeypatch, text, status,
     assert found == status and err.partition(": ")[2].startswith(said)
 
 
+def test_a_flow_may_have_two_names(run, script):
+    Path(script).write_text(Path(script).read_text() + "\nalias = flow\n")
+    assert run("check", script)[0] == 0
+
+
 def test_the_traceback_of_a_failing_script_begins_in_it(run, tmp_path):
     (tmp_path / "broken.py").write_text("def half(x):\n    return x / 0\n\n\nhalf(1)\n")
     status, _, err = run("check", "broken.py")

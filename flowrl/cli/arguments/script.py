@@ -57,7 +57,7 @@ def load_script(path: str, name: str | None = None) -> Flow:
         what = f"{shown(path)} failed while it was loaded: {cause}."
         failure = ProgramError(what, at=raised_at(error), have=have, fix=fix)
         raise failure from (error if len(own_frames(error)) > 1 else None)
-    flows = [value for value in vars(module).values() if isinstance(value, Flow)]
+    flows = list({id(value): value for value in vars(module).values() if isinstance(value, Flow)}.values())
     if len(flows) != 1:
         raise UsageError(
             f"{shown(path)} has {len(flows)} flows; a script has one.",

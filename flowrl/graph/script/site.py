@@ -91,8 +91,11 @@ def is_users_code(code: CodeType) -> bool:
 
 
 def in_a_library(file: str, *others: str) -> bool:
-    """Whether a file is flowrl's own or that of a library, or begins with one of ``others``; no shipped driver is."""
-    return file.startswith((_HOME, *_LIBRARIES, *others)) and not is_shipped(file)
+    """Whether a file is flowrl's own or that of a library, or begins with one of ``others``; no shipped driver is.
+
+    Files of Cython's are known by their end: they are named as they were where the library was built.
+    """
+    return (file.startswith((_HOME, *_LIBRARIES, *others)) and not is_shipped(file)) or file.endswith((".pyx", ".pxd"))
 
 
 def is_shipped(file: str) -> bool:
@@ -186,9 +189,11 @@ def call_lines(upto: object) -> tuple[tuple[str, int], ...]:
 def source_path(upto: object) -> tuple[tuple[str, Hashable], ...]:
     """The chain of places in the source from the program's own frame, whose code is ``upto``, down to here.
 
-    Two conditions on one line are two places. The two copies that Python makes of a loop's condition are one.
+    Two conditions on one line are two places. The two copies that Python makes of a loop's condition are one, and so
+    are the calls of a function by itself, however many are open.
     """
-    return tuple((f.f_code.co_filename, _operands(f.f_code).get(f.f_lasti)) for f in reversed(own_stack(upto)))
+    places = [(f.f_code.co_filename, _operands(f.f_code).get(f.f_lasti)) for f in reversed(own_stack(upto))]
+    return tuple(dict.fromkeys(places))
 
 
 @lru_cache
@@ -204,6 +209,9 @@ def _operands(code: CodeType) -> dict[int, Hashable]:
             found[step.offset] = before
             has_columns = step.positions is not None and step.positions.col_offset is not None
             before = step.positions if has_columns else step.offset
+    last: Hashable = None
+    for offset in range(0, len(code.co_code), 2):  # a frame that has called another one may be behind the instruction
+        last = found.setdefault(offset, last)
     return found
 
 

@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any, cast
 
 from ...errors import At, ProgramError
+from .named_in_code import codes, functions
 from .site import defined_at, is_users
 
 LIMIT = 200_000  # objects that are looked after; the ones nearest to the program come first
@@ -302,28 +303,23 @@ def set_state(generator: Any, state: Any) -> None:
 
 
 def line_of(program: Callable[..., Any], name: str) -> At:
-    """The line of a program that names a value, else its first."""
-    first = defined_at(program)
-    line = next(_lines(program, name), None)
-    return first if line is None else At(first.file, line, linecache.getline(first.file, line).strip())
+    """The line of a program that names a value, or of a function that it leads to, else its first."""
+    return next(_lines(program, name), None) or defined_at(program)
 
 
-def _lines(program: Callable[..., Any], name: str) -> Iterator[int]:
-    """The lines of a program's own code that name a value, or what it is a part of."""
+def _lines(program: Callable[..., Any], name: str) -> Iterator[At]:
+    """The lines of a program and of the functions behind it that name a value, or what it is a part of.
+
+    A variable of their own that is called like it is another one.
+    """
     root = name.partition("[")[0].partition(".")[0]
-    for code in codes(program.__code__):
-        for instruction in dis.get_instructions(code):
-            line = instruction.positions.lineno if instruction.positions else None
-            if instruction.argval == root and line is not None:
-                yield line
-
-
-def codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    """A function's code, and that of functions and comprehensions inside of it."""
-    yield code
-    for inside in code.co_consts:
-        if isinstance(inside, types.CodeType):
-            yield from codes(inside)
+    for fn in functions(program):
+        own = ("FAST", "CELL") if root in fn.__code__.co_freevars else ("FAST", "CELL", "DEREF", "CLOSURE")
+        for code in codes(fn.__code__):
+            for step in dis.get_instructions(code):
+                line = step.positions.lineno if step.positions else None
+                if step.argval == root and line is not None and not any(word in step.opname for word in own):
+                    yield At(code.co_filename, line, linecache.getline(code.co_filename, line).strip())
 
 
 def _same(now: Any, was: Any) -> bool:

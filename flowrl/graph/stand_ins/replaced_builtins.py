@@ -18,31 +18,48 @@ from .values import BatchValue
 
 
 class _Like(type):
-    """A class that answers ``isinstance`` and attributes like the built-in it stands for, also of symbols."""
+    """The class of a subclass that passes for the built-in that it stands for, also where symbols are asked about.
 
-    real: type
+    It is equal to that one and has its hash, and NumPy takes it for the same dtype; ``is`` tells them apart.
+    """
+
+    stands_for: type
 
     def __instancecheck__(cls, instance: object) -> bool:
         if type(instance) is Symbol:
-            return instance.stands_for is cls.real
-        return isinstance(instance, cls.real)
+            return instance.stands_for is cls.stands_for
+        return isinstance(instance, cls.stands_for)
 
-    def __getattr__(cls, name: str) -> Any:
-        return getattr(cls.real, name)
+    def __subclasscheck__(cls, other: type) -> bool:
+        return issubclass(other, cls.stands_for)
+
+    def __eq__(cls, other: object) -> bool:
+        return other is cls or other is cls.stands_for
+
+    def __hash__(cls) -> int:
+        return hash(cls.stands_for)
+
+    @property
+    def dtype(cls) -> Any:
+        """What NumPy asks of a class for its dtype."""
+        numpy = sys.modules.get("numpy")
+        if numpy is None:
+            raise AttributeError("dtype")
+        return numpy.dtype(cls.stands_for)
 
 
-class _Float(metaclass=_Like):
-    real = float
+class _Float(float, metaclass=_Like):
+    stands_for = float
 
-    def __new__(cls, x: Any = 0.0) -> Any:
+    def __new__(cls, x: Any = 0.0, /) -> Any:
         return x.session.read(x, float) if isinstance(x, ScalarValue) else float(x)
 
 
-class _Int(metaclass=_Like):
-    real = int
+class _Int(int, metaclass=_Like):
+    stands_for = int
 
-    def __new__(cls, x: Any = 0, *base: Any) -> Any:
-        return x.session.read(x, int) if isinstance(x, ScalarValue) else int(x, *base)
+    def __new__(cls, x: Any = 0, /, *args: Any, **kwargs: Any) -> Any:
+        return x.session.read(x, int) if isinstance(x, ScalarValue) else int(x, *args, **kwargs)
 
 
 def _len(x: Any) -> Any:

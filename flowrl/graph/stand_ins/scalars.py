@@ -66,7 +66,8 @@ class ScalarValue(Arithmetic):
         from .symbols import symbols_of
 
         plain = [x.item() if getattr(x, "shape", None) == () else x for x in inputs]
-        if method == "__call__" and not kwargs and all(isinstance(x, (int, float, ScalarValue)) for x in plain):
+        single = method == "__call__" and ufunc.nout == 1 and not kwargs
+        if single and all(isinstance(x, (int, float, ScalarValue)) for x in plain):
             operation = PYTHON.get(UFUNCS.get(ufunc.__name__, ""))
             return operation(*plain) if operation else symbols_of(ufunc)(*plain)
         inputs = tuple(float(x) if isinstance(x, ScalarValue) else x for x in inputs)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from ..script.site import own_call
-from ..tracing.trace_records import TNumber, together
+from ..tracing.trace_records import LONGEST, TNumber, together
 from .current_session import Session
 from .scalars import BITS, ROUNDING, Number, ScalarValue
 
@@ -119,16 +119,24 @@ for _name in BITS:
 def applied(name: str, *args: Any, whole: bool = False) -> Any:
     """A function of numbers, of which one at least is a symbol, as a symbol: ``applied("round", x, 2)``."""
     symbols = [x for x in args if isinstance(x, Symbol)]
-    text, key = (
-        f"{name}({', '.join(getattr(x.ref, form) if isinstance(x, Symbol) else repr(x) for x in args)})"
-        for form in ("text", "key")
-    )
+    text, key = (f"{name}({', '.join(_operand(x, form) for x in args)})" for form in ("text", "key"))
     return symbols[0].session.symbol(together([x.ref for x in symbols], text, key, whole))
 
 
+def _operand(value: Any, form: str) -> str:
+    """A number as it is written, or its key: ``form`` is text or key. A text that grows from step to step ends."""
+    written = getattr(value.ref, form) if isinstance(value, Symbol) else repr(value)
+    return written if form == "key" or len(written) <= LONGEST else "..."
+
+
 def symbols_of(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of plain numbers as one that gives a symbol for a symbol, and reads what is not there yet."""
+    """A function of plain numbers as one that gives a symbol for a symbol, and reads what is not there yet.
+
+    One that gives two numbers stays as it is, and asks for a plain one.
+    """
     name = fn.__name__
+    if name in _PAIRS:
+        return fn
 
     def call(*args: Any, **kwargs: Any) -> Any:
         numbers = [x.session.read(x, float) if isinstance(x, ScalarValue) else x for x in args]
@@ -140,5 +148,7 @@ def symbols_of(fn: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+#: Functions that give two numbers, which one symbol cannot be.
+_PAIRS = frozenset(("modf", "frexp"))
 #: Functions of ``math`` that give whole numbers.
 _WHOLE = frozenset(("ceil", "floor", "trunc", "isqrt", "gcd", "lcm", "comb", "perm", "factorial"))

@@ -11,6 +11,7 @@ from ...errors import At
 NUMBERS = (1, 0, 2)  # what stands for a number that plain Python is given: the first, else the others
 SAME_IN_A_ROW = 2  # how often a loop may go round on one condition within a step; no other outcome is tried after it
 ROUNDS = 16  # how often such a loop goes round on a condition whose outcome is known, as nothing in it changes
+PATIENT = 100  # and where it is known that the loop ends by itself before
 ENDLESS = 1000  # how often a condition comes out the same in plain Python that makes nothing
 
 
@@ -34,6 +35,7 @@ class Decision:
     time: int = 1  # how often this line asked it in the step
     forced: bool = False  # it ends a loop that would go on for ever
     exit: Exit | None = None  # of the number that it chose for plain Python
+    key: str = field(default="", compare=False)  # the condition, of the keys of its numbers
 
     @property
     def label(self) -> str:
@@ -48,12 +50,16 @@ class Numbers:
 
     The first of its ``choices`` is what a path takes; the second is tried too at the places in ``forks``. Those that
     are written as ``plain`` says are never symbols, as a library takes none.
+
+    Beside them stands which conditions are no ends of loops, however often they come out the same.
     """
 
     forks: frozenset[Exit] = frozenset()
     choices: dict[Exit, tuple[int, ...]] = field(default_factory=dict[Exit, "tuple[int, ...]"])
     plain: set[str] = field(default_factory=set[str])
     symbols_only: bool = False  # none is, as that did not help
+    patient: set[Hashable] = field(default_factory=set[Hashable])  # places in loops that end by themselves
+    endless: set[Hashable] = field(default_factory=set[Hashable])  # and in loops that do not
     _hopeless: set[Exit] = field(default_factory=set[Exit])
 
     def of(self, exit: Exit) -> tuple[int, ...]:
@@ -92,6 +98,7 @@ class Path:
     free: list[bool] = field(default_factory=list[bool])  # whether the other outcome is worth a run
     numbers: Numbers = field(default_factory=Numbers)
     exits: dict[Exit, dict[str, None]] = field(default_factory=dict[Exit, "dict[str, None]"])
+    ended: dict[Hashable, bool] = field(default_factory=dict[Hashable, bool])  # places of forced ends; whether known
     _known: dict[str, bool] = field(default_factory=dict[str, bool])
     _plain: dict[str, int] = field(default_factory=dict[str, int])
     _rounds: dict[Hashable, tuple[bool, int]] = field(default_factory=dict[Hashable, "tuple[bool, int]"])
@@ -135,15 +142,18 @@ class Path:
 
         Two conditions on one line differ in ``place``. Where the same one is asked for the third time of a step,
         and came out the same twice, no more paths leave there. If ``loops`` says that a loop went round in between, it
-        ends. Else plain Python asks it of several things, as in ``any(m.kl > 0.1 for m in ...)``: it stays the same.
+        ends, unless it is known that the loop ends by itself. Else plain Python asks it of several things, as in
+        ``any(m.kl > 0.1 for m in ...)``: it stays the same.
         """
         before, same = self._rounds.get((place, iteration), (False, 0))
         known = self._known.get(key)
-        most = ENDLESS if not loops else SAME_IN_A_ROW if known is None else ROUNDS
+        most = SAME_IN_A_ROW if known is None else ROUNDS
+        most = ENDLESS if not loops else PATIENT if place in self.numbers.patient else most
         ends = same >= most
         open_ = not ends and same < SAME_IN_A_ROW
         if ends:
             outcome = not before
+            self.ended[place] = self.ended.pop(place, False) or known is not None
         elif known is not None:
             outcome = known
         elif not open_:
@@ -156,9 +166,15 @@ class Path:
         self._known[key] = outcome
         self._times[(condition, at, iteration)] += 1
         time = self._times[(condition, at, iteration)]
-        self.taken.append(Decision(condition, outcome, at, iteration, calls, time, forced=ends))
+        self.taken.append(Decision(condition, outcome, at, iteration, calls, time, forced=ends, key=key))
         self.free.append(open_)
         return outcome
+
+    @property
+    def open_end(self) -> bool:
+        """Whether the other outcome of its last condition is tried too."""
+        asked = (free for d, free in zip(self.taken, self.free, strict=True) if d.exit is None)
+        return [*asked][-1:] == [True]
 
     def fixed(self, decision: Decision) -> bool:
         """Whether a decision chose a number for plain Python, and no path takes another one."""

@@ -25,12 +25,16 @@ _SHOWN = frozenset((TEXT, STORED))
 
 
 class Run(NamedTuple):
-    """One path as it was run: what ended it, whether that was Python's error, and which symbols a library refused."""
+    """One path as it was run: what ended it, whether that was Python's error, and which symbols a library refused.
+
+    ``held``: those that a library was given as it failed, which may or may not be why.
+    """
 
     tracer: Tracer
     failure: FlowError | None = None
     crashed: bool = False
     refused: frozenset[str] = frozenset()
+    held: frozenset[str] = frozenset()
 
     @property
     def errors(self) -> list[FlowError]:

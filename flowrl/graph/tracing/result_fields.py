@@ -58,6 +58,8 @@ def _rows_after(call: TCall, batch: TBatch | None, arguments: Mapping[str, Any])
     n = arguments.get("n")
     if call.op.rows == "expand" and isinstance(n, int):
         return ("expand", batch.rows, n), call.index
+    if call.op.rows == "expand" and isinstance(n, ScalarValue):  # equal numbers have one key
+        return ("expand", batch.rows, n.ref.key), call.index
     factor: Any = (call.index,) if call.op.rows == "expand" else call.index  # no number, as nobody knows how many
     return (call.op.rows, batch.rows, factor), call.index
 

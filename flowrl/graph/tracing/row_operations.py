@@ -20,13 +20,10 @@ from ..stand_ins.check_operands import wrong_names, wrong_operand
 from ..stand_ins.scalars import ScalarValue
 from ..stand_ins.symbols import Symbol
 from ..stand_ins.values import BatchValue, FieldValue, MetricsValue, Value
-from .trace_records import Rows, TBatch, TCall, TField, TNumber, Use, together
+from .trace_records import LONGEST, Rows, TBatch, TCall, TField, TNumber, Use, together
 
 if TYPE_CHECKING:
     from .tracer import Tracer
-
-
-_LONGEST = 500  # characters of an operand
 
 
 class RowOps:
@@ -34,6 +31,7 @@ class RowOps:
 
     def __init__(self, tracer: Tracer) -> None:
         self.tracer = tracer
+        self._kept: dict[tuple[Rows, tuple[Any, ...]], int] = {}  # by rows and mask, the call that filtered first
 
     def call(self, op: Op, args: tuple[Any, ...]) -> Any:
         at = caller()
@@ -142,7 +140,8 @@ class RowOps:
         signature = Signature({"batch": {mask.ref.name or "value": mask.ref.type}}, {}, "filter")
         text = f"filter({_operand(mask)})"
         call = self.tracer.record(op, "batch", at, signature, self.tracer.reads.uses(mask), text=text)
-        rows: Rows = ("filter", batch.rows, call.index)
+        first = self._kept.setdefault((batch.rows, mask.ref.origin or (mask.ref.call,)), call.index)
+        rows: Rows = ("filter", batch.rows, first)
         return BatchValue(self.tracer, TBatch(passed_on(batch.fields, call.index, rows), rows, call.index))
 
     def _concat(self, op: Op, batches: list[TBatch], at: At) -> Any:
@@ -302,7 +301,7 @@ def _operand(value: Any) -> str:
         text = "batch" if isinstance(value, BatchValue) else "metrics"
     else:
         text = value.ref.text if isinstance(value, ScalarValue) else repr(value)
-    return text if len(text) <= _LONGEST else "..."  # of a number that grows from step to step
+    return text if len(text) <= LONGEST else "..."  # of a number that grows from step to step
 
 
 def _is_whole(value: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -158,8 +159,15 @@ class TMetrics:
         return f"{kind} of {self.title}"
 
 
+LONGEST = 500  # characters of an operand, and of a key as it is
+
+
 def together(numbers: Sequence[TNumber], text: str, key: str, whole: bool = False) -> TNumber:
-    """Return what is computed of some numbers. It keeps the label of what it comes from where that is one."""
+    """Return what is computed of some numbers. It keeps the label of what it comes from where that is one.
+
+    A long key becomes a digest: that of ``x = x * x`` would have twice the length each time.
+    """
+    key = key if len(key) <= LONGEST else "key_" + hashlib.sha256(key.encode()).hexdigest()
     calls = frozenset[int]().union(*(n.calls for n in numbers))
     labels = {n.label for n in numbers if n.calls}
     return TNumber(calls, text, key, labels.pop() if len(labels) == 1 else "value", whole)

@@ -21,8 +21,8 @@ from ...batch import CallInfo
 from ...errors import At, shown
 from ...graph.ops.op import Op
 from ...graph.script.length_parameters import definition
+from ...graph.script.named_in_code import codes
 from ...graph.script.site import place, user_frame
-from ...graph.script.surroundings import codes
 from ...graph.stand_ins.scalars import ScalarValue
 from ...graph.stand_ins.values import BatchValue, FieldValue, MetricsValue, Value
 from ...workers.base import Worker

@@ -155,6 +155,40 @@ def takes(steps: int = 10):
     assert error.at.line == 4 and error.fix == "Make it inside of the program, which begins with it anew."
 
 
+NAMES = map(str.upper, "abcdefgh")
+UNLIKE = filter(None, [1, 2, 3])
+
+
+def fresh_name():
+    return next(NAMES)
+
+
+def test_what_a_function_of_the_program_takes_from_an_iterator_is_refused_at_its_line():
+    flow, actor = flow_and_actor("helped")
+
+    def helped(steps: int = 10):
+        name = fresh_name()
+        for step, batch in flow.steps(prompts, steps):
+            flow.log(step, n=actor.generate(batch).count(), name=name)
+
+    flow.program(helped)
+    (error,) = flow.check().errors
+    assert error.what.startswith("'NAMES' is outside of the program, and the program takes from it")
+    assert error.at.text == "return next(NAMES)"
+
+
+def test_a_variable_of_the_program_is_no_iterator_of_the_module_that_is_called_like_it():
+    flow, actor = flow_and_actor("hides")
+
+    def hides(steps: int = 10):
+        for step, batch in flow.steps(prompts, steps):
+            UNLIKE = actor.generate(batch)
+            flow.log(step, n=(lambda: UNLIKE.count())())
+
+    flow.program(hides)
+    assert flow.check().errors == () and list(UNLIKE) == [1, 2, 3]
+
+
 def test_iterators_that_a_program_leaves_alone_are_no_error():
     flow, actor = flow_and_actor("leaves")
 

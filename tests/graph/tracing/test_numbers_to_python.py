@@ -6,6 +6,7 @@ import json
 import math
 import operator
 import pickle
+import random
 import statistics
 import sys
 from pathlib import Path
@@ -336,6 +337,51 @@ def test_python_failing_on_every_number_is_an_error_with_its_line():
     traced = trace(program_of(lambda _, b, x: [][int(x)]), {}, name="program")
     (error,) = traced.errors
     assert isinstance(error, ProgramError) and "IndexError" in error.what and error.at.file == __file__
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        random.seed,
+        lambda step: random.Random(step).random(),
+        lambda step: np.random.default_rng(step).random(),
+        lambda step: np.random.default_rng([step, 7]).random(),
+        eval("lambda step: np.random.default_rng(step).random()"),  # as it is typed in, in no file
+    ],
+)
+def test_a_step_may_seed_a_generator(seed):
+    _, remarks, traced = found(program_of(lambda step, b, x: seed(step)))
+    assert traced.trails and [lint.what.partition(" here")[0] for lint in remarks] == [
+        "'step' is a plain number to other code"
+    ]
+
+
+def test_mistakes_beside_a_seed_are_found():
+    def use(step, batch, x):
+        if step > 9:
+            batch.nowhere.mean()
+        random.seed(step)
+
+    assert ["nowhere" in e.what for e in trace(program_of(use), {}, name="program").errors] == [True]
+
+    def rare(step, batch, x):
+        if step == 7:
+            random.Random([step])
+        if step > 9:
+            batch.nowhere.mean()
+
+    assert ["nowhere" in e.what for e in trace(program_of(rare), {}, name="program").errors] == [True]
+
+
+@pytest.mark.parametrize("parts", [math.modf, math.frexp, np.modf, np.frexp])
+def test_functions_that_give_two_numbers_are_given_a_plain_one(parts):
+    def use(step, batch, x):
+        part, whole = parts(float(x))
+        sample(batch, 1 + int(part + whole))
+
+    assert [lint.what.partition(" here")[0] for lint in found(program_of(use))[1]] == [
+        "'rewards.mean()' is a plain number to other code"
+    ]
 
 
 def runs_of(use, monkeypatch):

@@ -1,6 +1,8 @@
 """The abstract run of a program: symbols, every outcome of its conditions, and what is found on the way."""
 
 import math
+import numbers
+import sys
 import types
 
 import numpy as np
@@ -82,10 +84,32 @@ def test_types_are_still_types():
         assert isinstance(1.5, float) and isinstance(2, int) and not isinstance(2, float)
         assert float("1.5") == 1.5 and int("12", 8) == 10 and len([1, 2]) == 2
         assert float.fromhex("0x1p-1") == 0.5 and int.from_bytes(b"\x02", "little") == 2
+        assert int("ff", base=16) == 255 and {int: "whole", str: "text"}[int] == "whole"
+        assert int in (int, str) and int == int and float != int  # noqa: E721  as some write it
+        assert issubclass(bool, int) and issubclass(int, int) and not issubclass(float, int)
+        assert issubclass(int, numbers.Integral) and not issubclass(str, int)
+        match 3:
+            case float():
+                raise AssertionError("it is an int")
+            case int(n):
+                assert n == 3
+        assert np.zeros(3, dtype=float).dtype == np.exp(np.arange(3).astype(float)).dtype == np.dtype("float64")
         for step, batch in flow.steps(prompts, 10):
             flow.log(step, n=batch.count())
 
     clean(program)
+
+
+def test_a_number_may_grow_out_of_itself():
+    def program():
+        for step, batch in flow.steps(prompts, 10):
+            x = float(reward.score(actor.generate(batch)).rewards.mean()) + 2
+            for _ in range(40):
+                x = x - (x * x - 2) / (2 * x)
+                x = math.sqrt(x * x) + math.hypot(x, x)
+            flow.log(step, x=x, larger=x > 1)
+
+    assert len(clean(program).trails) == 1
 
 
 def test_min_and_max_follow_both_outcomes():
@@ -214,6 +238,11 @@ def outcomes(found):
     return sorted("".join("FT"[d.outcome] + "!" * d.forced for d in trail.path.taken) for trail in found.trails)
 
 
+def over(metrics):
+    """A condition in a function, which is another one wherever it is called."""
+    return bool(metrics.kl > 1)
+
+
 ASKED = 500  # numbers that a condition is held against
 
 
@@ -223,6 +252,7 @@ ASKED = 500  # numbers that a condition is held against
         (lambda a, b, c: a.kl > 1 and float(b.kl) > 1 and c.loss < 3, ["F", "TF", "TTF", "TTT"]),
         (lambda a, b, c: a.kl > 1 or float(b.kl) > 1 or c.loss < 3, ["FFF", "FFT", "FT", "T"]),
         (lambda a, b, c: 0.1 < float(a.kl) < 0.5 and b.loss > 1, ["F", "TF", "TTF", "TTT"]),
+        (lambda a, b, c: over(a) and over(b) and over(c), ["F", "TF", "TTF", "TTT"]),
         (lambda a, b, c: any(x.kl > 1 for x in (a, b, c)), ["FFF", "FT", "T"]),
         (lambda a, b, c: all(x.kl > 1 for x in (a, b, c)), ["F", "TF", "TTT"]),
         (lambda a, b, c: float(a.kl) in tuple(range(ASKED)), ["F" * ASKED, "FT", "T"]),
@@ -301,6 +331,10 @@ def refill_on_two(batch, kl):
         batch = batch.concat(more())
 
 
+def refill_by_itself(batch, kl):
+    return batch if len(batch) >= 9 else refill_by_itself(batch.concat(more()), kl)
+
+
 def nothing_changes(batch, kl):
     while kl > 1:
         more()
@@ -321,6 +355,7 @@ def plain_python(batch, kl):
         (measure, ["FFT!", "FT", "T"]),
         (count_up_to, ["FFT!", "FT", "T"]),
         (refill_on_two, ["F", "TF", "TTF", "TTTF", "TTTTF!"]),
+        (refill_by_itself, ["FFFT!", "FFT", "FT", "T"]),
         (nothing_changes, ["F", "TF!"]),
         (plain_python, ["F", "TF", "T" * 1000 + "F!"]),
     ],
@@ -332,6 +367,49 @@ def test_a_loop_on_a_value_goes_round_twice_and_ends(loop, paths):
         loop(answers.select("prompt_ids", "response_ids"), kl)
 
     assert outcomes(clean(program)) == paths
+
+
+def fails_on_a_value(batch, number):
+    for _ in range(4):
+        metrics = actor.update(batch, loss=rl.ppo_clip())
+        if float(metrics.approx_kl) > 0.1:
+            raise RuntimeError("diverged")
+
+
+def holds_a_value(batch, number):
+    for _ in range(4):
+        assert float(actor.update(batch, loss=rl.ppo_clip()).approx_kl) < 0.1
+
+
+def both_of_them(batch, number):
+    fails_on_a_value(batch, number)
+    holds_a_value(batch, number)
+
+
+def asks_what_is_known(batch, number):
+    base = reward.score(actor.generate(flow.take(prompts))) if number > 1 else None
+    for _ in range(40):
+        more()
+        if number > 1:
+            base.rewards.mean()
+
+
+@pytest.mark.parametrize(
+    ("loop", "paths"),
+    [
+        (fails_on_a_value, ["FFFF"]),
+        (holds_a_value, ["TTTT"]),
+        (both_of_them, ["FFFFTTTT"]),
+        (asks_what_is_known, ["F", "T"]),
+    ],
+)
+def test_a_loop_that_ends_by_itself_is_not_left(loop, paths):
+    def program():
+        answers = rl.group_advantages(reward.score(actor.generate(flow.take(prompts), n=2)))
+        loop(answers, float(answers.rewards.mean()))
+
+    found = clean(program)
+    assert outcomes(found) == paths and not any("AttributeError" in lint.what for lint in found.lints)
 
 
 def test_the_number_of_paths_has_a_cap_that_is_reported():
@@ -396,6 +474,15 @@ def test_python_failing_on_a_path_that_may_not_exist_is_a_remark():
     assert {x.kind for x in found.lints} == {"path"}
     assert "where not (step == 0): UnboundLocalError" in found.lints[0].what
     assert not found.whole and found.trails
+
+
+def test_leaving_python_on_a_rare_path_is_a_remark():
+    def program():
+        for step, batch in flow.steps(prompts, 10):
+            if reward.score(actor.generate(batch)).rewards.mean() < 0:
+                sys.exit(f"diverged in step {step}")
+
+    assert "rewards.mean() < 0: SystemExit: diverged in step" in clean(program).lints[-1].what
 
 
 def test_a_failure_of_one_line_is_remarked_on_once():
@@ -579,6 +666,31 @@ def test_the_same_n_gives_the_same_rows():
             flow.log(step, x=(one | actor.generate(batch, n=4)).first.mean())
 
     clean(program)
+
+
+def test_the_same_number_of_a_step_gives_the_same_rows():
+    def program(further=0):
+        for step, batch in flow.steps(prompts, 10):
+            n = 2 + step // 100
+            one = actor.generate(batch, n=n).select("rollout_logprobs").rename(rollout_logprobs="first")
+            flow.log(step, x=(one | actor.generate(batch, n=n + further if further else n)).first.mean())
+
+    clean(program)
+    assert len(whats(traced(program, further=1))) == 1
+
+
+def test_one_mask_keeps_the_same_rows():
+    def program(other=0):
+        for step, batch in flow.steps(prompts, 10):
+            batch = reward.score(actor.generate(batch, n=4))
+            twice = batch.with_columns({"twice": 2 * batch.rewards})
+            mask = batch.rewards > 0
+            kept = batch.filter(mask) | twice.filter(batch.rewards > other if other else mask)
+            ended = batch.filter(batch.finished) | twice.filter(twice.finished)
+            flow.log(step, kept=kept.twice.mean(), ended=ended.twice.mean())
+
+    clean(program)
+    assert len(whats(traced(program, other=1))) == 1
 
 
 def test_joining_a_batch_with_a_part_of_itself_changes_nothing():

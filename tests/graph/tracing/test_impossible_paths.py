@@ -1,0 +1,134 @@
+"""Paths that no run takes: what flowrl finds on them is a remark, and stays an error on all others."""
+
+import pytest
+
+import flowrl as fl
+from flowrl import rl
+from flowrl.graph.tracing import impossible_paths
+from flowrl.graph.tracing.trace_program import trace
+
+prompts = fl.data.rows([{"prompt": "1+2=", "answer": "3"}], batch=1)
+flow = fl.Flow("tests")
+actor = flow.worker(fl.Actor, model="a/model")
+ref = flow.worker(fl.Reference, of=actor)
+reward = flow.worker(fl.RewardModel, model="a/judge")
+
+
+def scored(batch):
+    return rl.group_advantages(reward.score(actor.generate(batch, n=4)))
+
+
+def train_where(has, wants):
+    """A program that adds what its loss reads where ``has`` holds of a step and a mean, and reads it where ``wants``."""
+
+    def program():
+        for step, batch in flow.steps(prompts, 90):
+            batch = scored(batch)
+            mean = float(batch.rewards.mean())
+            if has(step, mean):
+                batch = ref.logprobs(batch)
+            loss = rl.ppo_clip(kl=1e-3) if wants(step, mean) else rl.ppo_clip()
+            flow.log(step, actor.update(batch, loss=loss))
+
+    return program
+
+
+def found(program):
+    traced = trace(program, {}, name="program")
+    return [e.what for e in traced.errors], [x.what for x in traced.lints if x.kind == "path"], traced
+
+
+#: Where a field is there, where it is read, and where it is read without.
+IMPLIED = {
+    "a later step": (lambda s, x: s >= 10, lambda s, x: s >= 20, "not (step >= 10) and step >= 20"),
+    "not the first": (lambda s, x: s > 0, lambda s, x: s >= 1, "not (step > 0) and step >= 1"),
+    "a multiple": (lambda s, x: s % 10 == 0, lambda s, x: s % 50 == 0, "not (step % 10 == 0) and step % 50 == 0"),
+    "hundreds": (lambda s, x: s >= 250, lambda s, x: s // 100 == 3, "not (step >= 250) and step // 100 == 3"),
+    "a smaller value": (lambda s, x: x < 0.5, lambda s, x: x < 0.2, "not (rewards.mean() < 0.5) and rewards.mean() < 0.2"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", IMPLIED)
+def test_conditions_that_hold_together_for_no_number_are_no_error(case):
+    has, wants, where = IMPLIED[case]
+    errors, remarks, _ = found(train_where(has, wants))
+    said = where.replace(" and ", " in the first step and ") + " in the first step"
+    reads = "actor.update with loss ppo_clip reads 'ref_logprobs', which no op before it adds."
+    assert errors == [] and remarks == [f"no run comes here where {said}: {reads}"]
+
+
+@pytest.mark.parametrize(
+    ("has", "wants"),
+    [
+        (lambda s, x: s >= 20, lambda s, x: s >= 10),
+        (lambda s, x: s % 7 == 3, lambda s, x: s % 11 == 5),
+        (lambda s, x: s < 1000, lambda s, x: s * 0.001 > 1),
+        (lambda s, x: s < 900, lambda s, x: s // 100 % 10 == 9),
+        (lambda s, x: x < 0.2, lambda s, x: x < 0.5),
+        (lambda s, x: x < 0.5, lambda s, x: x <= 0.5),
+        (lambda s, x: x < 0.5, lambda s, x: s >= 10),
+        (lambda s, x: x * x < 0.5, lambda s, x: x < 0.5),
+    ],
+)
+def test_conditions_that_hold_for_some_number_stay_errors(has, wants):
+    errors, _, _ = found(train_where(has, wants))
+    assert [what.partition(" which")[0] for what in errors] == ["actor.update with loss ppo_clip reads 'ref_logprobs',"]
+
+
+def test_the_first_iteration_is_step_0_for_what_it_finds_itself():
+    def program():
+        before = None
+        for step, batch in flow.steps(prompts, 90):
+            batch = scored(batch)
+            rows = batch.concat(before) if step > 0 else batch
+            before = batch
+            flow.log(step, mean=rows.rewards.mean())
+
+    errors, (remark,), _ = found(program)
+    what = "concat takes batches, and was given None."
+    assert errors == [] and remark == f"no run comes here where step > 0 in the first step: {what}"
+
+
+def test_the_second_one_follows_any_step():
+    def cleared():
+        before = None
+        for step, batch in flow.steps(prompts, 90):
+            batch = scored(batch)
+            rows = batch.concat(before) if step > 0 else batch
+            before = None if step == 5 else batch
+            flow.log(step, mean=rows.rewards.mean())
+
+    def begins_late():
+        before = None
+        for step, batch in flow.steps(prompts, 90):
+            if step < 10:
+                continue
+            if before is not None:
+                before.nowhere.mean()
+            before = batch
+
+    assert found(cleared)[0] == ["concat takes batches, and was given None."]
+    assert found(begins_late)[0] == ["the batch has no field 'nowhere' here."]
+
+
+def test_rows_that_are_counted_twice_are_as_many():
+    def counts(first, second):
+        def program():
+            for step, batch in flow.steps(prompts, 90):
+                batch = scored(batch)
+                kept = batch.filter(batch.group_std("rewards") > 0)
+                good = rl.group_advantages(kept.drop("advantages")) if first(len(kept)) else None
+                if second(len(kept)):
+                    flow.log(step, actor.update(good, loss=rl.ppo_clip()))
+
+        return program
+
+    assert found(counts(lambda n: n > 0, lambda n: n != 0))[0] == []
+    assert found(counts(lambda n: n > 1, lambda n: n != 0))[0] == ["actor.update takes a batch, and was given None."]
+
+
+def test_nothing_is_left_out_where_not_all_paths_are_followed_or_steps_are_too_many(monkeypatch):
+    has, wants, _ = IMPLIED["a multiple"]
+    assert len(trace(train_where(has, wants), {}, name="program", cap=4).errors) == 1
+    monkeypatch.setattr(impossible_paths, "MOST_STEPS", 100)
+    assert len(found(train_where(has, wants))[0]) == 1
