@@ -168,7 +168,11 @@ def test_what_is_aborted_keeps_its_tokens_and_goes_on_from_them(engines):
     assert sorted(left) == list(range(8)) and not ours.running() and ours.abort(call) == []
     assert max(len(row.ids) for row in some) > 2, "more than was told of them before"
     for row in parts:
-        assert row.reason == "aborted" and list(row.ids) == wanted[row.row][: len(row.ids)]
+        assert list(row.ids) == wanted[row.row][: len(row.ids)]
+        if row.reason == "stop":  # it ended by itself, as the rest of its call was ended
+            assert list(row.ids) == wanted[row.row]
+            continue
+        assert row.reason == "aborted"
         prompt, tokens = FEW[row.row // 2], len(row.ids)
         assert row.rollout_logprobs == pytest.approx(read(theirs, prompt, row.ids), abs=CLOSE)
         longer, seed = prompts([prompt + list(row.ids)]), seeds(8)[row.row :][:1]
