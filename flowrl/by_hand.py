@@ -39,7 +39,7 @@ def open_worker(
 
     A program can be run line by line this way, in a debugger or a notebook, with the numbers that it gives in a flow.
     Workers of one ``name`` are the same one to the rows that they sample; without a name each is another one.
-    ``backend`` is the engine of its model, such as ``"vllm"``, and ``options`` what a plan says beside that, by name.
+    ``backend`` names the engine of its model, as a plan does, and ``options`` what a plan says beside that.
     ``engine``: an engine that is there, such as ``fl.testing.FakeEngine``, in place of one with the worker's model.
     Raises PlanError for an option that the backend does not have.
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..data.template_arguments import wrong_arguments
 from ..errors import UsageError
+from ..placement.backends import REFERENCE, listed
 from .arguments.arg_option import read_argument
 from .arguments.options import name_of, read_words, whole_number
 from .help import new_parser
@@ -73,7 +74,8 @@ def read_options(words: Sequence[str]) -> argparse.Namespace:
     parser = new_parser("eval", "ENV")
     parser.add_argument("environment", nargs="?", help="an installed name, package.module:Class or file.py:Class")
     parser.add_argument("--policy", metavar="MODEL", help="a hub name or a folder, such as RUN/model/actor")
-    parser.add_argument("--engine", metavar="NAME", help="what samples: hf, vllm or sglang (hf, or that of the plan)")
+    engines = f"what samples: {listed('generate', built=True)} (that of the plan, or {REFERENCE})"
+    parser.add_argument("--engine", metavar="NAME", help=engines)
     parser.add_argument(
         "--plan", metavar="FILE", type=name_of, help="a plan, whose place to generate has the engine and its options"
     )

@@ -107,7 +107,7 @@ GROUPS: dict[str, dict[str, About]] = {
             "play an environment with a model and save the results, or compare two of them",
             (
                 "flowrl eval tasks/calculator.py:Calculator --policy runs/tools/model/actor --greedy --out after",
-                "flowrl eval tasks/sums.py:Sums --policy Qwen/Qwen3-0.6B --n 16 --engine vllm --out sums",
+                "flowrl eval tasks/sums.py:Sums --policy Qwen/Qwen3-0.6B --n 16 --plan engine.yaml --out sums",
                 "flowrl eval --compare before after",
             ),
         ),
