@@ -9,6 +9,7 @@ from typing import Any, cast
 from .errors import At, FlowError, UsageError, cut
 
 _FIX = "Write a value, a list or {NAME: VALUE}; a text with such characters in quotes."
+_WRITTEN_OUT = r'Leave such characters out, or write them out in double quotes, as in "\x1b[A".'
 
 
 def read_value(text: str, title: str) -> Any:
@@ -32,10 +33,10 @@ def compose_value(text: str, title: str, kind: type[FlowError] = UsageError) -> 
     """Return the YAML node of a value, whose marks have ``title`` as the name. Raises ``kind`` for what is no YAML."""
     import yaml
 
-    loader = cast("Any", _loader()(text))  # nodes have no types
-    loader.name = title
-    mark = loader.get_mark()
     try:
+        loader = cast("Any", _loader()(text))  # nodes have no types
+        loader.name = title
+        mark = loader.get_mark()
         node = loader.get_single_node()
     except (yaml.YAMLError, RecursionError) as error:
         raise _no_yaml(text, title, error, kind) from None
@@ -43,8 +44,15 @@ def compose_value(text: str, title: str, kind: type[FlowError] = UsageError) -> 
 
 
 def _no_yaml(text: str, title: str, error: Exception, kind: type[FlowError]) -> FlowError:
-    why = getattr(error, "problem", None) or (str(error) or type(error).__name__)
-    return kind(f"{cut(text, 80)} is no YAML: {why}.", at=At(cut(title, 80), 0), fix=_FIX)
+    unreadable = getattr(error, "reason", None)  # of a character that stands nowhere in YAML
+    why = unreadable or getattr(error, "problem", None) or str(error) or type(error).__name__
+    at, fix = At(_printable(title), 0), _WRITTEN_OUT if unreadable else _FIX
+    return kind(f"{_printable(text)} is no YAML: {why}.", at=at, fix=fix)
+
+
+def _printable(text: str) -> str:
+    """A text as a message has it: what a terminal would act on is written out."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in cut(text, 80))
 
 
 @cache

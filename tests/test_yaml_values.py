@@ -48,6 +48,19 @@ def test_what_is_no_yaml(text):
     assert len(raised.value.what) < 300
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"), [("\x1b[A", r"\x1b[A"), ("a\x7f", r"a\x7f"), ("\0", r"\x00"), ("\udc80", r"\udc80")]
+)
+def test_characters_that_yaml_does_not_allow_are_written_out(text, shown):
+    with pytest.raises(UsageError) as raised:
+        read_value(text, f"--arg a.b={text}")
+    assert raised.value.what == f"{shown} is no YAML: special characters are not allowed."
+    assert str(raised.value.at) == f"--arg a.b={shown}"
+    assert read_value(r'"\x1b[A"', "--arg a.b") == "\x1b[A" and r'"\x1b[A"' in str(raised.value.fix)
+    with pytest.raises(PlanError, match="special characters"):
+        compose_value(text, "--set x", PlanError)
+
+
 def test_a_node_knows_what_it_is_called_and_its_error_is_of_the_kind_asked_for():
     assert compose_value("{a: 1}", "--set x").start_mark.name == "--set x"
     assert compose_value("", "--set x").tag.endswith(":null")
