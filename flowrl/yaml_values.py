@@ -4,27 +4,44 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from .errors import At, FlowError, UsageError, cut
 
 _FIX = "Write a value, a list or {NAME: VALUE}; a text with such characters in quotes."
 _WRITTEN_OUT = r'Leave such characters out, or write them out in double quotes, as in "\x1b[A".'
 
+#: What is no text without quotes: the core schema of YAML 1.2 and ``None``, without 010, 0o17 and 0x1f.
+_WORDS = (
+    ("bool", "true|True|TRUE|false|False|FALSE", "tTfF"),
+    ("null", "~|null|Null|NULL|None|", ["~", "n", "N", ""]),
+    ("int", r"[-+]?(?:0|[1-9](?:_?\d)*)", "-+0123456789"),
+    ("float", r"[-+]?(?:(?:0|[1-9](?:_?\d)*)(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?", "-+.0123456789"),
+    ("float", r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)", "-+."),
+)
 
-def read_value(text: str, title: str) -> Any:
+
+def read_value(text: str, title: str, *, plain_texts: bool = False) -> Any:
     """Return the value that a text says. Raises UsageError where it says none; ``title`` is what errors call it.
 
-    It is YAML, where numbers may be written as Python does, ``None`` and ``none`` are null, and a date is a text.
+    It is YAML in which few words are no texts: ``true`` and ``false``, ``null``, ``~`` and Python's ``None``, and
+    numbers in digits, as Python writes them. ``no``, ``010``, ``1:30`` and dates are texts. With ``plain_texts`` so is
+    all else that begins with no quote and no bracket, as it stands: ``What: now``.
 
     >>> read_value("2e-6", "--arg actor.lr"), read_value("{r: 16, targets: [q_proj]}", "--arg actor.lora")
     (2e-06, {'r': 16, 'targets': ['q_proj']})
     """
     import yaml
 
-    node = compose_value(text, title)
+    loader, word = cast("Any", _loader()("")), text.strip()
+    if plain_texts and not word.startswith(("[", "{", "'", '"')):
+        node = yaml.ScalarNode(loader.resolve(yaml.ScalarNode, word, (True, False)), word)
+        if node.tag.endswith(":str"):
+            return text
+    else:
+        node = compose_value(text, title)
     try:
-        return cast("Any", _loader()("")).construct_document(node)
+        return loader.construct_document(node)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise _no_yaml(text, title, error, UsageError) from None
 
@@ -57,16 +74,12 @@ def _printable(text: str) -> str:
 
 @cache
 def _loader() -> Any:
-    """The safe loader of YAML, which takes ``2e-6`` for a text otherwise."""
+    """The safe loader of YAML, which takes ``2e-6`` for a text and ``no`` for False otherwise."""
     import yaml
 
     class Loader(yaml.SafeLoader):
-        pass
+        yaml_implicit_resolvers: ClassVar[Any] = {}
 
-    number = re.compile(r"^[-+]?(\d[\d_]*\.?\d*|\.\d+)[eE][-+]?\d+$")
-    Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+.0123456789"))
-    Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile("^[Nn]one$"), list("Nn"))
-    rules = cast("dict[str, list[tuple[str, Any]]]", cast("Any", Loader).yaml_implicit_resolvers)
-    for first, found in rules.items():
-        rules[first] = [(tag, form) for tag, form in found if not tag.endswith(":timestamp")]
+    for kind, form, first in _WORDS:
+        Loader.add_implicit_resolver(f"tag:yaml.org,2002:{kind}", re.compile(f"^(?:{form})$"), list(first))
     return Loader
