@@ -5,12 +5,13 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import Field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, cast, get_args, get_type_hints
+from types import UnionType
+from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 
 from .errors import FlowError, UsageError, did_you_mean, near, shown
-from .graph.ops.check_arguments import described, rule_of
+from .graph.ops.check_arguments import described, rule_of, wrong_value
 from .graph.ops.shown_settings import written_setting
 from .graph.script.names_in_other_libraries import meant_argument
 from .graph.stand_ins import current_session as sessions
@@ -74,14 +75,14 @@ def _read(handle: Handle, name: str, value: Any) -> Any:
     if name == "model":
         fix = f"Write --model {handle.name}=NAME, a hub name or a folder."
         raise UsageError(f"{what}a model has an option of its own.", fix=fix)
+    fix = f"Change it in the driver, at {shown(handle.at.file)}:{handle.at.line}."
     if (code := _needs_code(handle, name)) is not None:
-        fix = f"Change it in the driver, at {shown(handle.at.file)}:{handle.at.line}."
         raise UsageError(f"{what}that is {code}, which is written in Python.", fix=fix)
-    parameter = _parameter(handle, name)
-    record = _record(handle, name)
+    parameter, now = _parameter(handle, name), _now(handle, name)
+    record = _record(_hints(handle.cls.__init__).get(name), now)
     if record is not None and value is not None and not _takes_text(parameter.annotation):
-        return _made(record, value, f"--arg {handle.name}.{name}")
-    return _shaped(value, parameter.annotation, parameter.default, _now(handle, name))
+        return _made(record, value, f"--arg {handle.name}.{name}", fix)
+    return _shaped(value, parameter.annotation, parameter.default, now)
 
 
 def _parameter(handle: Handle, name: str) -> inspect.Parameter:
@@ -98,7 +99,7 @@ def _now(handle: Handle, name: str) -> Any:
 
 def _needs_code(handle: Handle, name: str) -> str | None:
     """What an argument is, where no word can say it: a worker, a function, data, an object of a class; else None."""
-    value, annotation = _now(handle, name), _text(_parameter(handle, name).annotation)
+    value, annotation = _now(handle, name), _parameter(handle, name).annotation
     rule = rule_of(handle.cls.__init__, name)
     if is_handle(value):
         return f"the worker '{value.name}'"
@@ -106,25 +107,56 @@ def _needs_code(handle: Handle, name: str) -> str | None:
         return rule.form or "another worker"
     if not _is_plain(value) and (isinstance(value, (Model, type)) or not is_dataclass(value)):
         return described(value)
-    kind = re.search(r"\b(Callable|Model)\b", annotation)
-    return {"Callable": "a function", "Model": "a model"}[kind[1]] if kind and not _takes_text(annotation) else None
+    return _annotated_code(annotation, _hints(handle.cls.__init__).get(name))
 
 
-def _record(handle: Handle, name: str) -> type | None:
-    """The record that an argument is: as its parameter is annotated, else as it is now."""
+def _annotated_code(annotation: Any, hint: Any) -> str | None:
+    """What a value is by its annotation, and the type that this names, where no word can say it; else None."""
+    if _takes_text(annotation):
+        return None
+    if kind := re.search(r"\b(Callable|Model)\b", _text(annotation)):
+        return {"Callable": "a function", "Model": "a model"}[kind[1]]
+    return _of_records(hint)
+
+
+def _hints(thing: Any) -> dict[str, Any]:
+    """The types that a function, or a record, is annotated with."""
     try:
-        hint = get_type_hints(handle.cls.__init__).get(name)
+        return get_type_hints(thing)
     except Exception:  # a name that is imported for type checkers alone
-        hint = None
-    now = _now(handle, name)
-    records = (kind for kind in (hint, *get_args(hint), type(now)) if isinstance(kind, type) and is_dataclass(kind))
+        return {}
+
+
+def _record(hint: Any, now: Any) -> type | None:
+    """The record that a value is: as it is annotated, else as it is now."""
+    records = (kind for kind in (*_alternatives(hint), type(now)) if isinstance(kind, type) and is_dataclass(kind))
     return next(records, None)
 
 
-def _made(record: type, value: Any, title: str) -> Any:
-    """Return a record with these fields: ``{r: 16}`` as ``fl.Lora(r=16)``. Raises UsageError, or its own error."""
+def _of_records(hint: Any) -> str | None:
+    """What holds records, as it is annotated: ``a list of Lora``; None where nothing does."""
+    for kind in _alternatives(hint):
+        for inside in get_args(kind):
+            record = _record(inside, None)
+            named = record.__name__ if record is not None else _of_records(inside)
+            if named is not None:
+                return f"a {get_origin(kind).__name__} of {named}"
+    return None
+
+
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+    """What a value may be: ``(Lora, NoneType)`` of ``Lora | None``."""
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+
+
+def _made(record: type, value: Any, title: str, code_fix: str, form: str = "VALUE") -> Any:
+    """Return a record with these fields: ``{r: 16}`` as ``fl.Lora(r=16)``. Raises UsageError, or its own error.
+
+    ``code_fix`` says where to write what is written in Python; in ``form`` the argument's value has this one's place.
+    """
     known = {f.name: f for f in fields(cast("Any", record)) if f.init}
-    example = f"{title}={{{next(iter(known), 'NAME')}: VALUE}}"
+    first = next(iter(known), "NAME")
+    example = f"{title}={_within(form, first)}"
     if not isinstance(value, Mapping):
         what = f"{title}=...: that is {record.__name__}, and was given {described(value)}."
         raise UsageError(what, have=known, fix=f"Write {example}.")
@@ -133,13 +165,34 @@ def _made(record: type, value: Any, title: str) -> Any:
         what = f"{title}=...: {record.__name__} has no '{wrong}'."
         fix = f"Write {wrong.replace(':', ': ')}, with a space." if ":" in wrong else f"Write {example}."
         raise UsageError(what, have=known, fix=did_you_mean(wrong, known, fix))
+    made = {n: _made_field(record, known[n], v, title, code_fix, form) for n, v in given.items()}
     try:
-        return record(**{n: _shaped(v, known[n].type, known[n].default) for n, v in given.items()})
+        return record(**made)
     except FlowError:
         raise
     except Exception as error:
         cause = f"{type(error).__name__}: {error}".rstrip(".")
         raise UsageError(f"{title}=...: {record.__name__} cannot be made so: {cause}.", have=known) from None
+
+
+def _made_field(record: type, field: Field[Any], value: Any, title: str, code_fix: str, form: str) -> Any:
+    """Return what a field of a record is to be: a record where it is one. Raises as :func:`_made` does."""
+    hint, name = _hints(record).get(field.name), field.name
+    if value and (code := _annotated_code(field.type, hint)) is not None:
+        what = f"{title}=...: '{name}' of {record.__name__} is {code}, which is written in Python."
+        raise UsageError(what, fix=code_fix)
+    inner = _record(hint, field.default)
+    if inner is not None and value is not None and not _takes_text(field.type):
+        return _made(inner, value, title, code_fix, _within(form, name))
+    made = _shaped(value, field.type, field.default)
+    if (error := wrong_value(cast("Any", record).__init__, name, made, record.__name__)) is not None:
+        raise error
+    return made
+
+
+def _within(form: str, name: str) -> str:
+    """``{inner: {a: VALUE}}`` of ``{inner: VALUE}`` and ``a``."""
+    return form.replace("VALUE", f"{{{name}: VALUE}}")
 
 
 def _shaped(value: Any, annotation: Any, *usual: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,17 @@ class Opponent:
             raise ValueError("depth is below 0")
 
 
+@dataclass(frozen=True)
+class Match:
+    """A record that has another one, and several."""
+
+    rounds: int = 1
+    rate: float | None = None
+    opponent: Opponent = Opponent()
+    guests: list[Opponent] = field(default_factory=list[Opponent])
+    rule: Callable[[str], float] | None = None
+
+
 class Board(fl.Worker):
     """Takes an argument of each kind."""
 
@@ -34,6 +45,8 @@ class Board(fl.Worker):
         size: int = 3,
         *,
         opponent: Opponent | None = None,
+        match: Match | None = None,
+        guests: tuple[Opponent, ...] = (),
         names: tuple[str, ...] = (),
         rows: list[int] | None = None,
         score: Callable[[str], float] | None = None,
@@ -92,6 +105,14 @@ def of(flow, name):
         ("reward", {"fn": other}, {"fn": other}),  # Python says what no word says
         ("board", {"size": 9}, {"size": 9}),  # given by place
         ("board", {"opponent": {"depth": 4, "moves": ["a1"]}}, {"opponent": Opponent(4, ("a1",))}),
+        (
+            "board",
+            {"match": {"opponent": {"depth": 4, "moves": ["a1"]}}},
+            {"match": Match(opponent=Opponent(4, ("a1",)))},
+        ),
+        ("board", {"match": {"rate": 1, "guests": []}}, {"match": Match(rate=1)}),
+        ("board", {"match": {"rate": None}}, {"match": Match()}),
+        ("board", {"guests": [Opponent(4)]}, {"guests": [Opponent(4)]}),
         ("board", {"names": ["a"], "rows": [1, 2]}, {"names": ("a",), "rows": [1, 2]}),
         ("board", {"folder": "there"}, {"folder": "there"}),
         ("board", {"colour": "blue", "depth": 3}, {"options": {"colour": "blue", "depth": 3, "rule": exact}}),
@@ -127,6 +148,14 @@ def test_a_worker_has_the_arguments_that_it_is_given_and_else_its_own(flow, work
         ("board", {"size": 0}, "a board has fields.", None),
         ("board", {"size": 10}, "cannot be made with these arguments: ValueError: size is above 9.", "what --arg board.size"),
         ("board", {"opponent": {"depth": -1}}, "Opponent cannot be made so: ValueError: depth is below 0.", None),
+        ("board", {"opponent": {"depth": "abc"}}, "Opponent: depth='abc' is not a whole number.", "Give depth= a whole"),
+        ("board", {"match": {"rate": "2e-6x"}}, "Match: rate='2e-6x' is not a number, or None.", None),
+        ("board", {"match": {"opponent": {"depth": -1}}}, "Opponent cannot be made so: ValueError: depth is below 0.", None),
+        ("board", {"match": {"opponent": {"dept": 1}}}, "Opponent has no 'dept'.", "Did you mean 'depth'?"),
+        ("board", {"match": {"opponent": 3}}, "that is Opponent, and was given int 3.", "board.match={opponent: {depth: VALUE}}."),
+        ("board", {"match": {"guests": [{"depth": 1}]}}, "'guests' of Match is a list of Opponent, which is written in Python.", "Change it in the driver, at "),
+        ("board", {"match": {"rule": "exact"}}, "'rule' of Match is a function, which is written in Python.", None),
+        ("board", {"guests": [{"depth": 1}]}, "that is a tuple of Opponent, which is written in Python.", "Change it in the driver, at "),
         ("board", {"score": "exact"}, "that is a function", None),
         ("board", {"data": "file"}, "that is the class Opponent", None),
         ("board", {"rule": "exact"}, "that is the function exact", None),
@@ -166,7 +195,7 @@ def test_arguments_that_words_can_change_are_shown(flow):
     shown = {handle.name: shown_arguments(handle) for handle in flow.handles}
     assert list(shown["ref"]) == ["dtype"] and "fn" not in shown["reward"] and shown["actor"]["lr"] == "1e-06"
     assert "model" not in shown["actor"] and "of" not in shown["actor"] and shown["actor"]["lora"].startswith("Lora(")
-    assert list(shown["board"]) == ["size", "opponent", "names", "rows", "folder"]
+    assert list(shown["board"]) == ["size", "opponent", "match", "names", "rows", "folder"]
 
 
 def test_the_default_of_an_argument_fits_whatever_its_rule_says(flow):

@@ -34,8 +34,8 @@ def identity(source: Any) -> dict[str, Any]:
         return {**own, **weights, **parts}
     if isinstance(source, Source):
         options = {f.name: getattr(source.reading, f.name) for f in fields(source.reading)}
-        given = sorted((options["chat_template_kwargs"] or {}).items())
-        options["chat_template_kwargs"] = ", ".join(f"{name}={value!r}" for name, value in given) or None
+        if given := sorted((options.pop("chat_template_kwargs") or {}).items()):  # records of before have no such entry
+            options["chat_template_kwargs"] = ", ".join(f"{name}={value!r}" for name, value in given)
         return {**options, "rows": _rows(source.store)}
     held = cast("Mapping[str, Any]", getattr(source, "__dict__", {}))
     return {n: v for n, v in held.items() if v is None or isinstance(v, (bool, int, float, str))}

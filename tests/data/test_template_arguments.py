@@ -169,6 +169,7 @@ def test_a_resume_with_others_is_told():
     assert what(OFF)["chat_template_kwargs"] == "enable_thinking=False"
     assert what(OFF) != what({"enable_thinking": True}) and what(OFF) != what(None)
     assert what({"a": 1, "b": 2}) == what({"b": 2, "a": 1}) and what({}) == what(None)
+    assert "chat_template_kwargs" not in what(None), "as in records of before there was this option"
 
 
 def test_parts_and_strata_have_them():

@@ -16,11 +16,14 @@ _WIDTH = 100  # of a line of help
 
 
 def read_argument(word: str) -> tuple[str, Any]:
-    """Return the name and the value of ``level=2``, whose value is YAML. Raises UsageError where it has none."""
-    return _read(word, r"[^\W\d]\w*", "NAME=VALUE", "level=2")
+    """Return the name and the value of ``level=2``, whose value is YAML. Raises UsageError where it has none.
+
+    A text is what it was given as, with colons and all: ``prompt=What: now``.
+    """
+    return _read(word, r"[^\W\d]\w*", "NAME=VALUE", "level=2", plain_texts=True)
 
 
-def _read(word: str, pattern: str, form: str, example: str) -> tuple[str, Any]:
+def _read(word: str, pattern: str, form: str, example: str, *, plain_texts: bool = False) -> tuple[str, Any]:
     """Return what stands before the first = of a word, which the pattern describes, and the value behind it."""
     name, equals, text = word.partition("=")
     if not equals or not re.fullmatch(pattern, name):
@@ -28,7 +31,7 @@ def _read(word: str, pattern: str, form: str, example: str) -> tuple[str, Any]:
     if not text.strip():
         fix = f"Write --arg {name}=null for None, --arg {name}='\"\"' for an empty text."
         raise UsageError(f"--arg {word}: the value is empty, as of a variable of the shell that is not set.", fix=fix)
-    return name, read_value(text, f"--arg {word}")
+    return name, read_value(text, f"--arg {word}", plain_texts=plain_texts)
 
 
 def use_said_arguments(flow: Flow, words: Sequence[str]) -> None:

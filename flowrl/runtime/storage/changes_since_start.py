@@ -132,6 +132,8 @@ def _compare(before: Mapping[str, Any], now: Inputs, stages: Sequence[Execution]
                 yield Change(name, old, new, not is_new and name not in now.slight)
     for number, (past, some) in enumerate(zip(before.get("data", []), now.record["data"], strict=False)):
         for name, old, new in different(past, some):
+            if {old, new} == {NOT_THERE, "null"}:
+                continue  # an option that one of the two versions does not note, and the other notes as not given
             if old != NOT_THERE or _has_part(past, name):
                 yield Change(f"data {name}", old, new, number <= begun)
     same_words = before.get("code of") == now.record["code of"]

@@ -95,9 +95,17 @@ def test_help_has_the_arguments_once(evaluated_script, capsys):
         ('tasks={"a": [1, true]}', ("tasks", {"a": [1, True]})),
         ("url=http://127.0.0.1:8000/v1", ("url", "http://127.0.0.1:8000/v1")),
         ("text=a=b", ("text", "a=b")),
+        ("split=no", ("split", "no")),
+        ("on=on", ("on", "on")),
+        ("level=none", ("level", "none")),
+        ("level=null", ("level", None)),
+        ("v=010", ("v", "010")),
+        ("t=1:30", ("t", "1:30")),
+        ("q=What: now", ("q", "What: now")),
+        ("q={What: now}", ("q", {"What": "now"})),
     ],
 )
-def test_one_reader_for_workers_and_for_environments(word, read):
+def test_words_for_an_environment(word, read):
     assert read_argument(word) == read
 
 

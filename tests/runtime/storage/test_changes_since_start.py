@@ -17,6 +17,7 @@ from flowrl.errors import ResumeError
 from flowrl.graph.script.length_parameters import lengths
 from flowrl.graph.script.reachable_code import reached
 from flowrl.placement.plan.plan import Place, Plan
+from flowrl.runtime.storage.run_record import with_checksum
 
 DRIVER = '''
 """A driver."""
@@ -255,7 +256,10 @@ def test_a_run_of_an_older_flowrl_goes_on_with_a_note(project, tmp_path):
         project(resume=True, steps=4)
 
 
-def test_data_that_was_changed_is_refused(tmp_path):
+@pytest.fixture
+def start(tmp_path):
+    """Run a program on a file of these words."""
+
     def start(words, **how):
         (tmp_path / "a.jsonl").write_text("".join(json.dumps({"prompt": w}) + "\n" for w in words))
         flow = fl.Flow("count")
@@ -269,13 +273,33 @@ def test_data_that_was_changed_is_refused(tmp_path):
         flow.program(count)
         return flow.run(out=tmp_path / "run", quiet=True, **how)
 
+    return start
+
+
+@pytest.mark.parametrize("noted", [None, "null"])
+def test_an_option_of_data_that_is_not_given_need_not_be_in_the_record(start, tmp_path, noted):
+    """Versions differ in what options there are, and in whether those that are not given are noted."""
+    start("abcdef", checkpoint_every=1)
+    run = tmp_path / "run"
+    for file in (run / "run.json", *run.glob("checkpoints/*/manifest.json")):
+        record = json.loads(file.read_text())
+        [entries] = record["inputs"]["data"]
+        for name in ("source: chat_template_kwargs", "source: system"):
+            entries.pop(name, None)
+            entries.update({name: noted} if noted else {})
+        file.write_text(json.dumps(with_checksum(record)))
+    assert start("abcdef", resume=True, steps=3).status == "done"
+    assert changed(tmp_path) == ["count: steps 2 -> 3"]
+
+
+def test_data_that_was_changed_is_refused(start):
     start("abcdef")
     start("abcdef", resume=True, steps=3)
     with pytest.raises(ResumeError, match=r"data source: rows \"\w+\" -> \"\w+\""):
         start("abcdxf", resume=True, steps=4)
     with pytest.raises(ResumeError, match=r"data source: seed 0 -> 1"):
         start("abcdef", resume=True, steps=4, reading={"seed": 1})
-    with pytest.raises(ResumeError, match='data source: chat_template_kwargs null -> "thinks=False"'):
+    with pytest.raises(ResumeError, match='data source: chat_template_kwargs not there -> "thinks=False"'):
         start("abcdef", resume=True, steps=4, reading={"chat": True, "chat_template_kwargs": {"thinks": False}})
     assert start("abcdxf", resume=True, steps=4, allow_changed=True).status == "done"
 
