@@ -166,7 +166,7 @@ class Environment(Env):
     def source(self, **options: Any) -> data.Source:
         """The tasks as a source for ``flow.steps``, with options of :func:`fl.data.rows`; tools are in the prompts.
 
-        Raises DataError for ``chat_template_kwargs``, which an environment has itself: replies are rendered with them.
+        Raises DataError for other ``chat_template_kwargs`` than the environment's: replies are rendered with these.
         """
         rows = self.rows()
         return self.source_of(data.rows, rows if isinstance(rows, Sequence) else list(rows), **options)
@@ -182,13 +182,14 @@ class Environment(Env):
             own["system"] = self.system
         if self.chat and self.schemas:
             own["tools"] = self.schemas
-        if self.chat and self.chat_template_kwargs:
+        if self.chat_template_kwargs:  # whatever ``chat`` is: lists of messages have them, plain text is refused
             own["chat_template_kwargs"] = self.chat_template_kwargs
-        if "chat_template_kwargs" in options and not options.get("messages"):
+        given = options.get("chat_template_kwargs", self.chat_template_kwargs)
+        if (given or {}) != (self.chat_template_kwargs or {}) and not options.get("messages"):
             raise DataError(
                 f"The replies of {type(self).__name__} would be rendered without the chat_template_kwargs of the data.",
                 at=caller(),
-                fix=f"Write chat_template_kwargs = {options['chat_template_kwargs']!r} in the class.",
+                fix=f"Write chat_template_kwargs = {given!r} in the class.",
             )
         return kind(*where, **{**own, **options})
 

@@ -455,6 +455,57 @@ def test_a_parameter_with_the_name_of_an_option_is_given_with_its_program(run, t
     assert "fix" not in run("check", path, "--program", "warmup", "--steps", "x")[2]
 
 
+CLASHES = """
+import flowrl as fl
+
+flow = fl.Flow("t")
+actor = flow.worker(fl.Actor, model="a/model")
+rows = fl.data.rows([{"prompt": "1+2=", "answer": "3"}], batch=1, response="answer")
+
+
+@flow.program
+def t(steps=2, seed: int = 3, keep_last: int = 2, format: int = 1):
+    for step, batch in flow.steps(rows, steps):
+        flow.log(step, actor.update(batch, loss=fl.rl.sft()))
+"""
+
+
+def test_an_option_that_a_parameter_has_the_name_of_says_so(run, tmp_path):
+    path = tmp_path / "t.py"
+    path.write_text(CLASHES)
+    for words in (["--seed", "7"], ["--seed=6", "--seed=7"]):
+        status, _, err = run("check", path, *words)
+        assert (status, err) == (0, "--seed is an option of flowrl check: the parameter of the program is --t.seed.\n")
+    (tmp_path / "seed.yaml").write_text("seed: 7\n")
+    assert "is --t.seed." in run("check", path, "--config", "seed.yaml")[2]
+    for words in (["--t.seed", "7", "--seed", "1"], ["--t.seed", "7"], ["--steps", "3"]):
+        assert run("check", path, *words)[::2] == (0, ""), words
+    path.write_text(CLASHES + CLASHES[CLASHES.index("@flow") :].replace("def t", "def other"))
+    both = ["--program", "t,other", "--seed", "7"]
+    assert [line.split()[-1] for line in run("check", path, *both)[2].splitlines()] == ["--t.seed.", "--other.seed."]
+    assert "is --other.seed." in run("check", path, *both, "--t.seed", "1")[2]
+
+
+@pytest.mark.parametrize("word", ["--keep-last=3", "--keep_last=3", "--keep-last"])
+def test_a_word_that_is_an_option_of_another_command_is_no_parameter(run, tmp_path, word):
+    path = tmp_path / "t.py"
+    path.write_text(CLASHES)
+    status, _, err = run("check", path, word)
+    assert status == 2 and f"'{word}' is no option here." in err
+    assert "fix  --keep-last is an option of flowrl run: the parameter of the program is --t.keep-last." in err
+    assert run("check", path, "--t.keep-last", "3")[::2] == (0, "")
+    (tmp_path / "of_run.yaml").write_text("keep-last: 3\n")
+    status, _, err = run("check", path, "--config", "of_run.yaml")
+    assert (status, err.splitlines()) == (
+        0,
+        ["--keep-last is an option of flowrl run: the parameter of the program is --t.keep-last."],
+    )
+    (tmp_path / "of_check.yaml").write_text("format: json\n")
+    status, _, err = run("run", path, "--config", "of_check.yaml")
+    assert status == 2 and "of_check.yaml:1" in err
+    assert "fix  --format is an option of flowrl check: the parameter of the program is --t.format." in err
+
+
 def test_a_parameter_of_a_program_that_is_run_twice_is_said_once(run, script):
     assert run("check", script, "--program", "warmup,train,warmup", "--rows", "3")[0] == 0
     assert ("warmup", 5, 3) in told_by(script)

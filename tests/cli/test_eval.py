@@ -100,6 +100,12 @@ def test_a_plan_says_which_engine_and_its_options(folder, fake, capsys):
     assert run(folder, "wrong", "--engine", "fast") == 2 and "--engine fast is no engine" in capsys.readouterr().err
 
 
+def test_arguments_of_a_template_that_no_prompt_goes_through_are_refused(folder, fake, capsys):
+    assert run(folder, "thinks", "--engine", "fake", "--chat-template-kwargs", '{"enable_thinking": false}') == 1
+    assert "chat_template_kwargs= is for chats, and the prompts are plain text." in capsys.readouterr().err
+    assert not (folder / "thinks" / "summary.json").exists()
+
+
 def test_an_engine_is_closed_where_the_evaluation_fails(folder, fake, capsys):
     (folder / "bad.jsonl").write_text('{"prompt": ""}\n')
     assert run(folder, "failing", "--engine", "fake", "--data", str(folder / "bad.jsonl")) != 0

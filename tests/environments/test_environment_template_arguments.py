@@ -86,6 +86,33 @@ def test_a_source_has_none_of_its_own_as_replies_would_lack_them():
     assert error.value.at is not None and error.value.at.file == __file__
 
 
+def test_a_source_may_say_what_the_class_says():
+    for env, given in [(Talk(), None), (Talk(), {}), (Quick(), OFF)]:
+        source = env.source(batch=1, chat_template_kwargs=given)
+        assert (source.reading.chat_template_kwargs or None) == env.chat_template_kwargs
+    with pytest.raises(DataError, match="replies of Quick would be rendered without") as error:
+        Quick().source(batch=1, chat_template_kwargs=None)
+    assert error.value.fix == "Write chat_template_kwargs = None in the class."
+
+
+def test_prompts_that_are_plain_text_are_no_chats_and_have_none():
+    source = type("Plain", (Quick,), {"chat": False})().source(batch=2)
+    with pytest.raises(DataError, match="chat_template_kwargs= is for chats, and the prompts are plain text"):
+        source.schema()
+
+
+def test_prompts_that_are_lists_have_them_whatever_chat_says():
+    class Listed(Quick):
+        chat = False
+
+        def rows(self):
+            return [{"prompt": [{"role": "user", "content": f"{i}?"}]} for i in range(2)]
+
+    begin = "<|im_start|>assistant\n"
+    for text in played(Listed()):
+        assert text.count(begin) == 4 and text.count(f"{begin}<think></think>") == 4
+
+
 @pytest.mark.parametrize("env", [Quick, Given])
 def test_one_that_the_template_never_reads_is_found_before_anything_is_sampled(env, monkeypatch):
     monkeypatch.setattr(fl.testing.FakeEngine, "submit", lambda *given: pytest.fail("a row was sampled"))

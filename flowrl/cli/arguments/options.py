@@ -6,6 +6,7 @@ import argparse
 import ast
 import inspect
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import Any
 from ...errors import UsageError, did_you_mean, near, shown
 from ...flow import Flow
 from ...program import Program
-from ..help import as_is, new_parser
+from ..help import COMMANDS, as_is, new_parser
 from .arg_option import help_on_arguments, use_said_arguments
 from .config_file import FromFile, expand_config
 
@@ -54,10 +55,11 @@ def parse(
     asked = {name: flow.find_program(name) for name in (*programs, *between)}
     add_common(parser, tuple(dict.fromkeys(preset for program in asked.values() for preset in program.presets)))
     extra(parser)
-    known = set(_options(parser))
+    known = _reserved() | dict.fromkeys(_options(parser), command)
     shared = Counter(p for name in dict.fromkeys(programs) for p in asked[name].parameters)
     flags: dict[str, tuple[str, str]] = {}
     fixes: dict[str, str] = {}  # of errors, by how these begin
+    taken: list[tuple[str, str, str]] = []  # options of commands, the parameters of their names, how these are said
     for name, program in asked.items():
         group = parser.add_argument_group(f"parameters of {name}")
         for parameter in program.parameters.values():
@@ -67,15 +69,16 @@ def parse(
                 continue
             both = _spellings(parameter.name)
             spelled = [f"--{name}.{p}" for p in both]
-            plain = [f"--{p}" for p in both] if shared[parameter.name] == 1 and name in programs else []
-            if known.isdisjoint(plain):
-                spelled += plain
-            else:
-                said = f"{{}} is an option of flowrl {command}: the parameter of the program is {spelled[0]}."
-                fixes |= {f"argument {s}{end}": said.format(s) for s in known.intersection(plain) for end in ":/"}
-                plain = []
-            default = "has no default" if parameter.default is parameter.empty else f"({parameter.default})"
+            plain = [f"--{p}" for p in both] if name in programs else []
             dest = f"{name}.{parameter.name}"
+            if others := [s for s in plain if s in known]:
+                whose = f"{others[0]} is an option of flowrl {known[others[0]]}"
+                said = f"{whose}: the parameter of the program is {spelled[0]}."
+                taken += [(other, dest, said) for other in others]
+                fixes |= {b: said for s in plain for b in (f"argument {s}:", f"argument {s}/", f"'{s}'", f"'{s}=")}
+            plain = [] if others or shared[parameter.name] > 1 else plain
+            spelled += plain
+            default = "has no default" if parameter.default is parameter.empty else f"({parameter.default})"
             flags[dest] = (name, parameter.name)
             reader = _reader(parameter)
             bare: dict[str, Any] = {"nargs": "?", "const": True} if reader is _bool else {}
@@ -94,13 +97,17 @@ def parse(
     if ("--help" in words or "-h" in words) and (about := help_on_arguments(flow)):
         parser.add_argument_group("arguments of workers, for --arg WORKER.NAME=VALUE", about)
     help_ = f"flowrl {command} {shown(flow.script)} --help"
-    if from_files:
-        words = _without_others(parser, words, from_files, help_)
     try:
+        if from_files:
+            words = _without_others(parser, words, from_files, help_)
         options = read_words(parser, words, help_, [handle.name for handle in flow.handles])
     except UsageError as error:
         error.fix = next((fix for begin, fix in fixes.items() if error.what.startswith(begin)), error.fix)
         raise
+    said_now = {word.partition("=")[0] for word in expanded}
+    for option, dest, said in taken:
+        if option in said_now and not hasattr(options, dest):
+            print(said, file=sys.stderr)
     parameters = _presets(asked, options.preset)
     for dest, (name, parameter) in flags.items():
         if hasattr(options, dest):
@@ -112,6 +119,19 @@ def parse(
         flow.use_model(worker, name)
     use_said_arguments(flow, options.arg)
     return Words(options, programs, parameters, tuple(expanded))
+
+
+def _reserved() -> dict[str, str]:
+    """The options of all commands of a script, with a command that has each: a word means the same in all of them.
+
+    ``--steps`` of ``flowrl simulate`` is not among them, which gives way to a parameter of that name.
+    """
+    found: dict[str, str] = {}
+    for command in (name for name, about in COMMANDS.items() if about.takes == "SCRIPT"):
+        parser = argparse.ArgumentParser(add_help=False)
+        import_module(f"..{command}", __package__).add_options(parser)
+        found = dict.fromkeys(_options(parser).keys() - {"--steps"}, command) | found
+    return found
 
 
 def _spellings(name: str) -> tuple[str, ...]:

@@ -20,7 +20,8 @@ def find_engine(file: str | None, engine: str | None) -> WorkerSpec:
 
     ``file`` is a plan, or the name of a shipped one; ``engine`` takes the place of the engine that it names. Raises
     UsageError for an engine that does not generate, and PlanError, with the line of the plan, for options that the
-    engine does not have, for more than one device, and for what this machine lacks.
+    engine does not have, for more than one device, for what this machine lacks, and where it is not known which place
+    is that of the policy.
     """
     plan = Plan.one_process() if file is None else Plan.load(file)
     worker = _worker_of(plan)
@@ -49,10 +50,20 @@ def _generating(engine: str) -> str:
 
 
 def _worker_of(plan: Plan) -> str:
-    """Return the worker whose place the policy takes: its own, else the only one that the plan has generate."""
-    found = [POLICY] if POLICY in plan.place else [w for w, by_use in plan.place.items() if "generate" in by_use]
+    """Return the worker whose place the policy takes: its own, else the only one that the plan has generate.
+
+    A place for no use in particular may be one to generate, and that of a reward: PlanError where it is not known.
+    """
+    if POLICY in plan.place or not plan.place:
+        return POLICY
+    found = [worker for worker, by_use in plan.place.items() if "generate" in by_use]
     if len(found) > 1:
         at: Place = plan.place_of(found[1], "generate")
         what = f"the plan has {' and '.join(found)} generate, and one policy is evaluated."
         raise PlanError(what, at=at.at, fix=f"Call the place of the one that is evaluated '{POLICY}'.")
-    return found[0] if found else POLICY
+    others = [worker for worker in plan.place if worker not in found]
+    if not found or (others and "train" not in plan.place[found[0]]):  # a judge generates and does not train
+        who = f"{found[0]} alone generate, which does not train" if found else "no worker generate"
+        what = f"the plan has {who}: it does not say where the policy is."
+        raise PlanError(what, at=plan.place_of(others[0]).at, fix=f"Add {POLICY}: {{generate: {{pool: ...}}}}.")
+    return found[0]

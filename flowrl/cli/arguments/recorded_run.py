@@ -25,7 +25,8 @@ def recorded_run(folder: Path) -> dict[str, Any]:
 def reopen(record: Mapping[str, Any]) -> tuple[Flow, Words]:
     """The flow of the script of a run, which is loaded and not run, and what its words say."""
     flow = load_script(record["script"])
-    return flow, parse(flow, "run", [str(word) for word in record.get("arguments") or []], add_options)
+    begun = [str(word) for word in record.get("arguments") or []]
+    return flow, parse(flow, "run", [], add_options, begun=begun)
 
 
 def recorded_parameters(flow: Flow, record: Mapping[str, Any], said: Words) -> dict[str, dict[str, Any]]:

@@ -63,6 +63,27 @@ def test_of_several_workers_it_is_the_place_of_the_policy(plan):
 
 
 @pytest.mark.parametrize(
+    ("pools", "places", "said"),
+    [
+        ("cpu: {processes: 1}", "reward: {pool: cpu}", "has no worker generate"),
+        ("many: {processes: 4}", "reward: {pool: many}", "has no worker generate"),
+        (
+            "cpu: {device: cpu}",
+            "judge: {generate: {pool: cpu, engine: fake}}",
+            "has judge alone generate, which does not train",
+        ),
+    ],
+)
+def test_a_place_for_no_use_may_be_that_of_the_policy_or_not(plan, pools, places, said):
+    text = f"pools: {{{pools}, gpu: {{device: auto}}}}\nplace:\n  actor: {{pool: gpu}}\n  {places}\n"
+    with pytest.raises(PlanError, match=f"the plan {said}: it does not say where the policy is") as info:
+        find_engine(plan(text), "fake")
+    assert info.value.at.line == 3 and info.value.fix == "Add policy: {generate: {pool: ...}}."
+    assert found(plan(f"{text}  policy: {{generate: {{pool: gpu, engine: fake}}}}\n"), None)[0] == "fake"
+    assert found("one_process", None) == ("hf", "auto", {}), "it places nothing"
+
+
+@pytest.mark.parametrize(
     ("changes", "engine", "said", "line"),
     [
         ({"rows: 8": "rowz: 8"}, None, "rowz", 5),
