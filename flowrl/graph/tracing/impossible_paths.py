@@ -42,7 +42,8 @@ class Pace(NamedTuple):
 class Condition(NamedTuple):
     """A condition on one number ``x``: ``Condition("step1__2", tree of "ge(x, 10)", a decision)``.
 
-    ``of`` tells these numbers apart. One with a ``pace`` is whole. It is at ``least`` and at ``most`` so large.
+    ``of`` tells these numbers apart. One with a ``pace`` is whole. It is at ``least`` and at ``most`` so large. A
+    ``real`` one may be NaN.
     """
 
     of: Hashable
@@ -51,6 +52,7 @@ class Condition(NamedTuple):
     pace: Pace | None = None
     least: int = 0
     most: int | None = None
+    real: bool = False
 
     def holds(self, x: float) -> bool:
         """Whether it comes out as decided for this number."""
@@ -99,13 +101,25 @@ def _conditions(decisions: Iterable[Decision], counted: Mapping[int, Rows], begi
             rows = counted.get(int(index[1])) if index else None
             of: Hashable = written if rows is None else ("count", rows)
             of_x = _with_x(tree, written)
-            yield Condition(of, of_x, decision, None if rows is None else _pace(of_x))
+            real = not _is_whole(value, counted)
+            yield Condition(of, of_x, decision, None if rows is None else _pace(of_x), real=real)
 
 
 def _is_of_steps(node: ast.AST) -> bool:
     if isinstance(node, ast.Name):
         return node.id in _OF_STEPS or _STEP.fullmatch(node.id) is not None
     return isinstance(node, (ast.Call, ast.Load, ast.USub)) or _constant(node) is not None
+
+
+def _is_whole(value: ast.expr, counted: Mapping[int, Rows]) -> bool:
+    """Whether a value is an ``int(...)``, an outcome, or computed of steps and numbers of rows without a division."""
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Name):
+        name, of_whole = value.func.id, all(_is_whole(arg, counted) for arg in value.args)
+        return name == "int" or name in _COMPARED or (name in _OF_STEPS and name != "truediv" and of_whole)
+    if isinstance(value, ast.Name):
+        index = re.fullmatch(r"c(\d+)", value.id)
+        return _STEP.fullmatch(value.id) is not None or (index is not None and int(index[1]) in counted)
+    return isinstance(_constant(value), int)
 
 
 def _looked_at(tree: ast.expr) -> ast.expr | None:
@@ -200,7 +214,7 @@ def _numbers(conditions: list[Condition]) -> Iterable[int | float]:
         nodes = (node for condition in conditions for node in ast.walk(condition.tree))
         constants = {0, *(c for node in nodes if (c := _constant(node)) is not None)}
         near = sorted({*constants, min(constants) - 1, max(constants) + 1})
-        return [*near, *((a + b) / 2 for a, b in pairwise(near))]
+        return [*near, *((a + b) / 2 for a, b in pairwise(near)), *([math.nan] if one.real else [])]
     bound = max(one.least, *(pace.since for pace in paces)) + math.lcm(*(pace.every for pace in paces))
     if bound > MOST_STEPS:
         raise ValueError(f"{bound} steps")

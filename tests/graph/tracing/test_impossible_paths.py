@@ -139,6 +139,30 @@ def test_rows_that_are_counted_twice_are_as_many():
     assert found(counts(lambda n: n > 1, lambda n: n != 0))[0] == ["actor.update takes a batch, and was given None."]
 
 
+def test_a_value_may_be_no_number_and_a_whole_one_is_none():
+    def guards(value):
+        def program():
+            for step, batch in flow.steps(prompts, 90):
+                batch = scored(batch)
+                x = value(step, batch)
+                if x <= 10:
+                    loss = rl.ppo_clip()
+                elif x > 10:
+                    loss = rl.sft()
+                else:
+                    loss = rl.ppo_clip(kl=1e-3)
+                flow.log(step, actor.update(batch, loss=loss))
+
+        return program
+
+    mean = lambda batch: float(batch.rewards.mean())  # noqa: E731
+    assert len(found(guards(lambda step, batch: mean(batch)))[0]) == 1
+    assert len(found(guards(lambda step, batch: mean(batch) - step))[0]) == 1
+    assert found(guards(lambda step, batch: len(batch)))[0] == []
+    assert found(guards(lambda step, batch: len(batch) // 2 - step))[0] == []
+    assert found(guards(lambda step, batch: int(batch.rewards.sum())))[0] == []
+
+
 def test_nothing_is_left_out_where_not_all_paths_are_followed_or_steps_are_too_many(monkeypatch):
     has, wants, _ = IMPLIED["a multiple"]
     assert len(trace(train_where(has, wants), {}, name="program", cap=4).errors) == 1
