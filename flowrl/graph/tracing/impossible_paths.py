@@ -22,7 +22,7 @@ MOST_STEPS = 50_000  # that are tried
 _COMPARED = frozenset(("lt", "le", "gt", "ge", "eq", "ne"))
 _OF_STEPS = _COMPARED | {"add", "sub", "mul", "truediv", "floordiv", "mod", "neg"}
 _NAMES = re.compile(r"\b(step\d+|c\d+)((?:\.\w+)*)")
-_STEP = re.compile(r"step\d+__(\d+)")
+_STEP = re.compile(r"step(\d+)__(\d+)")
 
 
 class Pace(NamedTuple):
@@ -59,11 +59,12 @@ class Condition(NamedTuple):
         return bool(_computed(self.tree, x)) == self.decision.outcome
 
 
-def contradiction(path: Path, counted: Mapping[int, Rows], *, begins: bool = False) -> list[Decision]:
+def contradiction(path: Path, counted: Mapping[int, Rows], *, begins: int = 0) -> list[Decision]:
     """The decisions of a path on one number that hold for no number, else none. ``counted``: the rows that calls count.
 
-    Only decisions count whose other outcome is tried too, so that other paths stand for what a run does instead. If it
-    ``begins``, the first iteration is step 0, else any step: those before it may have left what it has begun with.
+    Only decisions count whose other outcome is tried too, so that other paths stand for what a run does instead. The
+    first iteration of the loop that ``begins`` is step 0, that of others any step: those before it may have left what
+    it has begun with.
     """
     asked = (d for d, free in zip(path.taken, path.free, strict=True) if free and d.exit is None)
     several: dict[Hashable, list[Condition]] = {}
@@ -79,7 +80,7 @@ def contradiction(path: Path, counted: Mapping[int, Rows], *, begins: bool = Fal
     return []
 
 
-def _conditions(decisions: Iterable[Decision], counted: Mapping[int, Rows], begins: bool) -> Iterator[Condition]:
+def _conditions(decisions: Iterable[Decision], counted: Mapping[int, Rows], begins: int) -> Iterator[Condition]:
     """The conditions that are computed of one step, or hold a value against a constant."""
     for decision in decisions:
         try:
@@ -91,8 +92,8 @@ def _conditions(decisions: Iterable[Decision], counted: Mapping[int, Rows], begi
         if step := _STEP.fullmatch(name):
             if not all(map(_is_of_steps, ast.walk(tree))):
                 continue
-            of_x, least = _with_x(tree, name), 0 if step[1] == "1" else 1
-            pace, most = _pace(of_x), 0 if begins and least == 0 else None
+            of_x, least = _with_x(tree, name), 0 if step[2] == "1" else 1
+            pace, most = _pace(of_x), 0 if int(step[1]) == begins and least == 0 else None
             if pace is not None or most is not None:
                 yield Condition(name, of_x, decision, pace, least, most)
         elif (value := _looked_at(tree)) is not None:

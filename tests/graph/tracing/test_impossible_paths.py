@@ -123,6 +123,30 @@ def test_the_second_one_follows_any_step():
     assert found(begins_late)[0] == ["the batch has no field 'nowhere' here."]
 
 
+def test_the_first_step_of_a_loop_is_step_0_there_and_any_step_of_it_for_the_next_loop():
+    def kept_by_two():
+        a = b = None
+        for step, batch in flow.steps(prompts, 90):
+            a = batch if step == 5 else a
+            b = batch if step == 6 else b
+        for step, batch in flow.steps(prompts, 90):
+            loss = rl.ppo_clip(kl=1e-3) if a is not None and b is not None else rl.ppo_clip()
+            a = None
+            flow.log(step, actor.update(scored(batch), loss=loss))
+
+    def begins_in_each():
+        for _ in range(2):
+            before = None
+            for step, batch in flow.steps(prompts, 90):
+                batch = scored(batch)
+                rows = batch.concat(before) if step > 0 else batch
+                before = batch
+                flow.log(step, mean=rows.rewards.mean())
+
+    reads = "actor.update with loss ppo_clip reads 'ref_logprobs', which no op before it adds."
+    assert found(kept_by_two)[0] == [reads] and found(begins_in_each)[0] == []
+
+
 def test_rows_that_are_counted_twice_are_as_many():
     def counts(first, second):
         def program():
