@@ -79,6 +79,28 @@ def refills(steps: int = 5):
         flow.log(step, metrics, tried=len(rows))
 
 
+def two_more(rows):
+    return rows.concat(reward.score(actor.generate(flow.more(1), n=2)))
+
+
+def filled(rows):
+    return filled(two_more(rows)) if len(rows) < 14 else rows
+
+
+@flow.program
+def six_rounds(steps: int = 3, by_itself: bool = True):
+    for step, batch in flow.steps(arithmetic.prompts(1), steps):
+        rows = reward.score(actor.generate(batch, n=2))
+        if by_itself:
+            rows = filled(rows)
+        else:
+            while len(rows) < 14:
+                rows = two_more(rows)
+        metrics = actor.update(rl.group_advantages(rows), loss=rl.ppo_clip())
+        versions = rows.versions.row_mean()
+        flow.log(step, metrics, oldest=versions.min(), newest=versions.max())
+
+
 @flow.program
 def uncorrected(steps: int = 3, allow: bool = False):
     for step, batch in flow.steps(arithmetic.prompts(PROMPTS), steps):

@@ -182,8 +182,11 @@ def call_path(upto: object) -> tuple[tuple[str, int, int], ...]:
 
 
 def call_lines(upto: object) -> tuple[tuple[str, int], ...]:
-    """The chain of lines from the program's own frame, whose code is ``upto``, down to here: file and line of each."""
-    return tuple((frame.f_code.co_filename, frame.f_lineno) for frame in reversed(own_stack(upto)))
+    """The chain of lines from the program's own frame, whose code is ``upto``, down to here: file and line of each.
+
+    Each is there once: a function that calls itself does so more often in a run than in its trace.
+    """
+    return tuple(dict.fromkeys((f.f_code.co_filename, f.f_lineno) for f in reversed(own_stack(upto))))
 
 
 def source_path(upto: object) -> tuple[tuple[str, Hashable], ...]:

@@ -6,8 +6,6 @@ A trace runs the program for real, on stand-ins for values. What it appends to a
 
 from __future__ import annotations
 
-import dis
-import linecache
 import operator
 import random
 import sys
@@ -20,11 +18,12 @@ from functools import partial
 from typing import Any, cast
 
 from ...errors import At, ProgramError
-from .named_in_code import codes, functions
+from .named_in_code import Named, first_part, lines, lines_of
 from .site import defined_at, is_users
 
 LIMIT = 200_000  # objects that are looked after; the ones nearest to the program come first
 LARGE = 1 << 26  # bytes of an array or a tensor: larger ones are not copied, and only looked at
+_AROUND = (types.ModuleType, types.CellType)  # what holds variables, and is none
 _PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes, range, slice, type(Ellipsis)))
 
 
@@ -75,14 +74,15 @@ class Surroundings:
         ]
         self._seen: dict[int, Any] = {}  # kept, so that no other object gets its id
         self._back: list[Callable[[], None]] = []
-        self._taken: list[tuple[str, Callable[[], bool]]] = []  # what cannot be put back: its name, whether it changed
-        self._waiting: deque[tuple[str, Any]] = deque(("", root) for root in (program, *others))
-        self._waiting.extend((names or {}).items())
+        self._taken: list[tuple[Named, Callable[[], bool]]] = []  # what cannot be put back, and whether it changed
+        self._waiting: deque[Named] = deque(Named("", value, value) for value in (program, *others))
+        self._waiting.extend(Named(name, value, value) for name, value in (names or {}).items())
         while self._waiting:
             if len(self._seen) > LIMIT:
                 self.whole = False
                 break
-            self._look_at(*self._waiting.popleft())
+            self._now = self._waiting.popleft()
+            self._look_at(self._now.name, self._now.value)
         self._back += list(_generators_of_numbers())
 
     def restore(self) -> None:
@@ -92,18 +92,19 @@ class Surroundings:
 
     def taken(self) -> list[str]:
         """The names of what was changed and cannot be put back, such as iterators."""
-        return [name for name, changed in self._taken if changed()]
+        return [named.name for named, changed in self._taken if changed()]
 
     def leaks(self) -> list[ProgramError]:
         """Return errors of what was changed and cannot be put back, as findings of a check."""
         return [
             ProgramError(
-                f"'{name}' is outside of the program, and the program takes from it or changes it: check, which runs "
-                "the program too, has done so already.",
-                at=line_of(self.program, name),
+                f"'{named.name}' is outside of the program, and the program takes from it or changes it: check, which "
+                "runs the program too, has done so already.",
+                at=next(lines_of(self.program, named), None) or line_of(self.program, named.name),
                 fix="Make it inside of the program, which begins with it anew.",
             )
-            for name in self.taken()
+            for named, changed in self._taken
+            if changed()
         ]
 
     # -- what there is ------------------------------------------------------------------------------------------
@@ -139,13 +140,21 @@ class Surroundings:
         """Note an iterator, which cannot be put back: where it is now, or else whether the program names it."""
         if type(value).__name__ == "count" or hasattr(value, "__length_hint__") or hasattr(value, "gi_frame"):
             was = _progress(value)
-            self._taken.append((name, lambda: _progress(value) != was))
+            self._taken.append((self._now, lambda: _progress(value) != was))
         else:
-            self._taken.append((name, lambda: any(True for _ in _lines(self.program, name))))
+            named = self._now
+            self._taken.append((named, lambda: any(True for _ in lines_of(self.program, named))))
 
     def _hold(self, name: str, values: Any) -> None:
         """Look at some values later: those nearest to the program come first."""
-        self._waiting.extend((name, v) for v in values if type(v) not in _PLAIN)
+        for value in values:
+            self._later(name, value)
+
+    def _later(self, name: str, value: Any) -> None:
+        if type(value) not in _PLAIN:
+            now = self._now
+            part = now.name and not isinstance(now.first, _AROUND) and first_part(name) == first_part(now.name)
+            self._waiting.append(Named(name, value, now.first if part else value))
 
     def _function(self, name: str, fn: types.FunctionType) -> None:
         if not is_users(fn):
@@ -154,8 +163,8 @@ class Surroundings:
             self._seen[id(fn.__globals__)] = fn.__globals__
             self._mapping("", fn.__globals__, "names")
         self._mapping(fn.__name__, fn.__dict__, "attributes")
-        names = fn.__code__.co_freevars
-        self._waiting.extend((n, cell) for n, cell in zip(names, fn.__closure__ or (), strict=False))
+        for free, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=False):
+            self._later(free, cell)
         self._hold(fn.__name__, [*(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values()])
 
     def _cell(self, name: str, cell: types.CellType) -> None:
@@ -184,7 +193,8 @@ class Surroundings:
                     setattr(cls, attribute, value)
 
         self._note(name, "attributes", cls, was, put_back)
-        self._waiting.extend((f"{name}.{n}" if name else n, v) for n, v in was.items())
+        for n, v in was.items():
+            self._later(f"{name}.{n}" if name else n, v)
 
     def _note(self, name: str, kind: str, holder: Any, was: Any, put_back: Callable[[], None]) -> None:
         self.places.append(Place(name, kind, holder, was))
@@ -208,7 +218,7 @@ class Surroundings:
         for key, value in was.items():
             if type(value) not in _PLAIN and key != "__builtins__":  # Python's own, which are in every module
                 part = f"[{key!r}]" if kind == "entries" else f".{key}"
-                self._waiting.append((f"{name}{part}" if name else str(key), value))
+                self._later(f"{name}{part}" if name else str(key), value)
         self._hold(name, was)
 
     def _sequence(self, name: str, values: Any) -> None:
@@ -268,7 +278,7 @@ class Surroundings:
             version = _version(value)
             was = value.detach().clone() if value.nbytes <= LARGE else None
             if was is None:
-                self._taken.append((name, lambda: _version(value) != version))
+                self._taken.append((self._now, lambda: _version(value) != version))
             else:
 
                 def put_back() -> None:
@@ -282,7 +292,7 @@ class Surroundings:
                 self._note(name, "numbers", value, copied, lambda: value.__setitem__(..., copied))
             else:
                 total = hash(value.tobytes())
-                self._taken.append((name, lambda: hash(value.tobytes()) != total))
+                self._taken.append((self._now, lambda: hash(value.tobytes()) != total))
 
 
 def state_of(generator: Any) -> Any:
@@ -304,22 +314,7 @@ def set_state(generator: Any, state: Any) -> None:
 
 def line_of(program: Callable[..., Any], name: str) -> At:
     """The line of a program that names a value, or of a function that it leads to, else its first."""
-    return next(_lines(program, name), None) or defined_at(program)
-
-
-def _lines(program: Callable[..., Any], name: str) -> Iterator[At]:
-    """The lines of a program and of the functions behind it that name a value, or what it is a part of.
-
-    A variable of their own that is called like it is another one.
-    """
-    root = name.partition("[")[0].partition(".")[0]
-    for fn in functions(program):
-        own = ("FAST", "CELL") if root in fn.__code__.co_freevars else ("FAST", "CELL", "DEREF", "CLOSURE")
-        for code in codes(fn.__code__):
-            for step in dis.get_instructions(code):
-                line = step.positions.lineno if step.positions else None
-                if step.argval == root and line is not None and not any(word in step.opname for word in own):
-                    yield At(code.co_filename, line, linecache.getline(code.co_filename, line).strip())
+    return next(lines(program, name), None) or defined_at(program)
 
 
 def _same(now: Any, was: Any) -> bool:

@@ -254,13 +254,15 @@ def _not_followed(failure: FlowError, path: Path) -> Lint:
 def _never(done: Run, errors: Sequence[FlowError]) -> list[Decision]:
     """The decisions for which no run comes to the errors of a path, if there are such.
 
-    The first iteration is step 0 for what it finds itself. Behind it, it stands for any step before.
+    The first iteration of a loop is step 0 for what it finds itself. Behind it, in the next loop too, it stands for any
+    step before.
     """
     path, counted = done.tracer.trail.path, done.tracer.counted
-    never = contradiction(path, counted)
-    if not never and all(any(error is other for other in done.tracer.at_first) for error in errors):
-        never = contradiction(path, counted, begins=True)
-    return never
+    if never := contradiction(path, counted):
+        return never
+    loops = [next((loop for other, loop in done.tracer.at_first if other is error), 0) for error in errors]
+    each = [contradiction(path, counted, begins=loop) if loop else [] for loop in dict.fromkeys(loops)]
+    return [decision for never in each for decision in never] if all(each) else []
 
 
 def _comes_here(error: FlowError, never: Sequence[Decision]) -> Lint:

@@ -201,8 +201,8 @@ class TCall:
 
     @property
     def lines(self) -> tuple[tuple[str, int], ...]:
-        """The lines that lead to it from the program's own: the file and the number of each."""
-        return tuple((file, line) for file, line, _ in self.place[3:-1])
+        """The lines that lead to it from the program's own, each once: the file and the number of each."""
+        return tuple(dict.fromkeys((file, line) for file, line, _ in self.place[3:-1]))
 
     @property
     def makers(self) -> frozenset[int]:

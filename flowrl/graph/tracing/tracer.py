@@ -62,7 +62,7 @@ class Tracer:
         self.provenance = Provenance(self, owner)
         self.reads = Reads(self)
         self.errors: list[FlowError] = []
-        self.at_first: list[FlowError] = []  # those in the first iteration of a loop
+        self.at_first: list[tuple[FlowError, int]] = []  # those in the first iteration of a loop, and its number
         self.counted: dict[int, Rows] = {}  # by call, the rows that it counts
         self.waits: dict[At, set[str]] = {}  # of each line that needs a value, what it waits for
         self.code = getattr(program, "__code__", None)
@@ -331,7 +331,7 @@ class Tracer:
     def wrong(self, error: FlowError) -> None:
         self.errors.append(error)
         if self.iteration == 1:
-            self.at_first.append(error)
+            self.at_first.append((error, self.loop))
 
     def _note_wait(self, ref: TNumber, at: At) -> None:
         self.waits.setdefault(at, set()).update(call.title for call in self._workers_behind(ref.calls))

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from flowrl.graph.script.site import source_path
+from flowrl.graph.script.site import call_lines, source_path
 
 CODE = """
 import bought, json, one_file, torch, written
@@ -50,3 +50,14 @@ def test_a_loops_condition_has_one_place_each_time_and_two_on_a_line_have_two():
     while a and b:
         pass
     assert places == places[:2] * 3 and places[0] != places[1]
+
+
+def test_a_call_in_a_function_that_calls_itself_has_the_same_lines_however_deep():
+    def lines(depth):
+        if depth:
+            return lines(depth - 1)
+        return call_lines(code)
+
+    code = sys._getframe().f_code
+    deep = [lines(depth)[1:] for depth in range(1, 7)]
+    assert len(deep[0]) == 2 and deep == deep[:1] * 6

@@ -189,6 +189,56 @@ def test_a_variable_of_the_program_is_no_iterator_of_the_module_that_is_called_l
     assert flow.check().errors == () and list(UNLIKE) == [1, 2, 3]
 
 
+TASKS = """
+values = zip("ab", "cd")
+TABLE = dict(values)
+def score(row): return TABLE.get(row)
+def draw(): return next(values, None)
+class Deck:
+    def draw(self): return next(values, None)
+"""
+OTHER = "items = {'a': 1}\ndef read(): return items['a']\n"
+USES_OF_ITERATORS = {
+    "a method called so": ("ROW.items()", None),
+    "a function of its module": ("deck_tasks.score('a')", None),
+    "another's variable called so": ("read()", None),
+    "its own variable": ("next(items, None)", "items"),
+    "of its module": ("next(deck_tasks.values, None)", "deck_tasks.values"),
+    "a function that takes": ("deck_tasks.draw()", "deck_tasks.values"),
+    "a method that takes": ("deck_tasks.Deck().draw()", "deck_tasks.values"),
+    "by another name": ("next(pairs, None)", "pairs"),
+}
+
+
+@pytest.mark.parametrize("case", USES_OF_ITERATORS)
+def test_an_iterator_is_known_by_what_it_is_and_not_by_its_name_alone(case, tmp_path, monkeypatch):
+    (tmp_path / "deck_tasks.py").write_text(TASKS)
+    (tmp_path / "deck_other.py").write_text(OTHER)
+    monkeypatch.syspath_prepend(tmp_path)
+    use, taken = USES_OF_ITERATORS[case]
+    flow, actor = flow_and_actor("knows")
+    source = f"""
+import deck_tasks
+from deck_other import read
+{"from deck_tasks import values as pairs" if "pairs" in use else ""}
+items = zip("ab", "cd")
+TABLE, ROW = dict(items), dict(a=1)
+
+def helper():
+    return {use}
+
+def knows(steps: int = 10):
+    for step, batch in flow.steps(prompts, steps):
+        helper()
+        flow.log(step, n=actor.generate(batch).count())
+"""
+    scope = {"flow": flow, "actor": actor, "prompts": prompts, "__name__": __name__}
+    exec(compile(source, __file__, "exec"), scope)
+    flow.program(scope["knows"])
+    errors = flow.check().errors
+    assert [error.what.partition(" is outside")[0] for error in errors] == ([f"'{taken}'"] if taken else [])
+
+
 def test_iterators_that_a_program_leaves_alone_are_no_error():
     flow, actor = flow_and_actor("leaves")
 

@@ -152,6 +152,17 @@ def test_at_s1_what_is_computed_does_not_depend_on_where(module, tmp_path, progr
     assert len(digests) == 1
 
 
+def test_at_s1_a_function_that_calls_itself_samples_as_a_loop_does(module, tmp_path):
+    found = {}
+    for by_itself in (True, False):
+        out = tmp_path / str(by_itself)
+        done = run(
+            module, out, plan("split", staleness=1), "six_rounds", parameters={"six_rounds": {"by_itself": by_itself}}
+        )
+        found[by_itself] = done.weights_digest, [(line["oldest"], line["newest"]) for line in lines(out)]
+    assert found[True] == found[False] and found[True][1] == [(0, 0), (0, 0), (1, 1)]
+
+
 def test_an_evaluation_sees_every_update_before_it_at_any_staleness(module, tmp_path):
     for staleness in (0, 1, 4):
         run(module, tmp_path / str(staleness), plan("split", staleness=staleness), "evaluated")
