@@ -55,7 +55,7 @@ class Critic(TrainedModel):
     @op(reads="tokens, response_mask", adds="values: f32[*response]", cost="forward", pieces=True)
     def values(self, batch: Batch) -> Mapping[str, Any]:
         """Adds ``values``: for each response token, of the state in which it was chosen."""
-        return {"values": self.training_engine().values(batch)}
+        return {"values": self.reading_engine().values(batch)}
 
     @op(reads=trains("values", "tokens, response_mask", what="critic"), updates="weights", cost="train")
     @takes(**UPDATE)
@@ -114,7 +114,7 @@ class RewardModel(TrainedModel):
 
         :meth:`score_text` is for rows of another one.
         """
-        return {"rewards": self.training_engine().scores(batch)}
+        return {"rewards": self.reading_engine().scores(batch)}
 
     @op(reads=text_columns, adds="rewards: f32[]", cost="forward", pieces=True)
     def score_text(
@@ -141,7 +141,7 @@ class RewardModel(TrainedModel):
         >>> judge = flow.worker(fl.RewardModel, "Skywork/Skywork-Reward-V2-Llama-3.2-1B")
         >>> # in a program, after actor.generate: batch = judge.score_text(batch)
         """
-        engine, title = self.training_engine(), f"{self.name or 'reward model'}.score_text"
+        engine, title = self.reading_engine(), f"{self.name or 'reward model'}.score_text"
         writer = partial(self._tokenizers, tokenizer)
         ids = read_text(batch, chat=chat, system=system, reader=self.tokenizer, writer=writer, title=title)
         tokens = score_tokens(batch, ids, padding=engine.padding_id, positions=engine.positions)

@@ -7,7 +7,12 @@ import json
 import pytest
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerFast, Qwen2Config
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+)
 
 import flowrl as fl
 from flowrl import rl
@@ -52,13 +57,13 @@ def folder(tmp_path_factory):
     return folder
 
 
-def save(folder, *, padding=None, template=TEMPLATE, positions=POSITIONS):
+def save(folder, *, padding=None, template=TEMPLATE, positions=POSITIONS, kind=AutoModelForSequenceClassification):
     ids = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": len(JUDGE) - 1 if padding is None else padding}
     config = Qwen2Config(
         vocab_size=len(JUDGE), max_position_embeddings=positions, num_key_value_heads=2, num_labels=1, **SIZES, **ids
     )
     torch.manual_seed(5)
-    AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
+    kind.from_config(config).save_pretrained(folder)
     judge_tokenizer(template).save_pretrained(folder)
 
 
@@ -193,20 +198,69 @@ def test_a_model_without_a_template_says_so(tmp_path):
     assert len(judge.score_text(rows(), chat=False, tokenizer=policy_tokenizer())) == 3
 
 
+# -- a model without the head -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def headless(tmp_path_factory):
+    """A language model, which has no scalar head."""
+    folder = tmp_path_factory.mktemp("language")
+    save(folder, kind=AutoModelForCausalLM)
+    return str(folder)
+
+
+@pytest.mark.parametrize("ask", ["score", "score_text", "values"])
+def test_a_frozen_model_gives_no_numbers_of_a_head_that_nothing_has_trained(headless, judge, ask):
+    kind = fl.Critic if ask == "values" else fl.RewardModel
+    made = rows()
+    ids = made.response_ids.to_list()
+    mask = Column.of([[True] * (len(row) - 1) for row in ids], dim="response", dtype="bool")
+    made = made.with_columns({"tokens": Column.of(ids, dim="token", dtype="i32"), "response_mask": mask})
+    how = {"tokenizer": policy_tokenizer()} if ask == "score_text" else {}
+    frozen = fl.open(kind(headless, lr=None))
+    with pytest.raises(ModelError) as error:
+        getattr(frozen, ask)(made, **how)
+    assert error.value.what.startswith(f"'{headless}' holds no score.weight, the head that gives numbers")
+    assert error.value.have == "lm_head.weight" and "give lr= to train one" in error.value.fix
+    assert len(getattr(fl.open(kind(headless, lr=1e-5)), ask)(made, **how)) == 3, "one that is trained begins with it"
+    frozen.follow(judge)
+    found, wanted = (getattr(worker, ask)(made, **how) for worker in (frozen, fl.open(kind(judge.model, lr=None))))
+    field = "values" if ask == "values" else "rewards"
+    assert found[field].equal(wanted[field]), "one that follows another has the head of that"
+
+
+@pytest.mark.parametrize("runtime", ["eager", "local"])
+def test_a_flow_does_not_open_such_a_model_unless_it_may_follow_another(headless, folder, tmp_path, runtime):
+    def run(*, handle=False, follows=False):
+        flow = flow_of(headless, handle=handle, follows=str(folder) if follows else None)
+        return flow.run(out=tmp_path / f"{handle}{follows}", runtime=runtime, quiet=True, save_models=False).out
+
+    with pytest.raises(ModelError, match="holds no score.weight") as opened:
+        run()
+    assert "flow.worker(fl.RewardModel" in opened.value.at.text
+    with pytest.raises(ModelError, match="holds no score.weight") as called:
+        run(handle=True)
+    assert "getattr(judge, op)" in called.value.at.text, "it might have followed the actor"
+    assert len(numbers(run(follows=True))) == 2
+
+
 # -- in a program ------------------------------------------------------------------------------------------------------
 
 
-def flow_of(folder, *, op="score_text", handle=False):
+def flow_of(folder, *, op="score_text", handle=False, follows=None):
     ids = {"eos_token_id": len(POLICY) - 1, "pad_token_id": 0, "bos_token_id": None}
     config = {"model_type": "qwen2", "vocab_size": len(POLICY), **SIZES, "num_key_value_heads": 2, **ids}
     flow = fl.Flow("x")
     actor = flow.worker(fl.Actor, fl.Model(config=config, tokenizer=policy_tokenizer), max_tokens=4, name="actor")
     judge = flow.worker(fl.RewardModel, str(folder), name="judge")
+    trained = None if follows is None else flow.worker(fl.RewardModel, follows, lr=1e-5, name="trained")
     prompts = fl.data.rows([{"prompt": f"{a}+1="} for a in range(8)], batch=4)
 
     @flow.program
     def x(steps: int = 2):
         for step, batch in flow.steps(prompts, steps):
+            if trained is not None:
+                judge.follow(trained)
             batch = actor.generate(batch, n=2)
             batch = getattr(judge, op)(batch, **({"tokenizer": actor} if handle else {}))
             batch = rl.group_advantages(batch)
