@@ -116,6 +116,29 @@ def test_a_system_message_and_messages_of_the_data_are_put_before_the_response(j
     assert found.rewards.to_list() == pytest.approx(by_hand(folder, with_system), abs=1e-5)
 
 
+def test_the_system_message_of_the_source_is_for_the_policy(judge, folder):
+    """Whether prompts are text or messages; one that the data have themselves is what the row says."""
+    tokenizer = policy_tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}="
+
+    def scored(prompts, **how):
+        source = fl.data.rows(
+            [{"prompt": p} for p in prompts], batch=len(prompts), chat=True, system="c", shuffle=False
+        )
+        batch = source.to_batch(source.cursor().draw(), 0, tokenizer).expand(2)
+        answers = rows().response_ids.take([0, 1])
+        return judge.score_text(
+            batch.with_columns({"response_ids": answers}), tokenizer=tokenizer, **how
+        ).rewards.to_list()
+
+    for how in ({}, {"system": "d"}):
+        wanted = by_hand(folder, [chat("1+2=", said, **how) for said in ("3", "12+7=19")])
+        for prompt in ("1+2=", chat("1+2=")):
+            assert scored([prompt], **how) == pytest.approx(wanted, abs=1e-5)
+    own = by_hand(folder, [chat("1", said, system="a") for said in ("3", "12+7=19")])
+    assert scored([chat("1", system="a")], system="d") == pytest.approx(own, abs=1e-5)
+
+
 def test_the_conversation_of_an_episode_is_scored_as_it_is(judge, folder):
     told = [chat("1", "2", "3", "4"), chat("a", "b"), chat("0", "1", system="c")]
     turns = Column.of([[0], [0], [0]], dim="response", dtype="i32")

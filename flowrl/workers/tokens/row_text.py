@@ -10,6 +10,7 @@ from ...data.conversations import templated
 from ...data.prompts import encode
 from ...errors import At, DataError, FieldError, ModelError, ProgramError
 from ...graph.ops.signature import CallShape
+from ...marks import values
 from .packed_tokens import pack
 from .prompt_template import decoded
 
@@ -42,9 +43,10 @@ def read_text(
 ) -> list[list[int]]:
     """The token ids of every row's text in the vocabulary of ``reader``.
 
-    As a ``chat``: the messages of the row, else its prompt as those of a user, and its response as the assistant's, in
-    the chat template of ``reader``, without the beginning of another answer. Else prompt and response as one text, with
-    what ``reader`` puts around a text. ``writer`` gives the tokenizer of ``response_ids``, where they are read.
+    As a ``chat``: the messages of the row, without a system message that its source has put before them, else its
+    prompt as those of a user, and its response as the assistant's, in the chat template of ``reader``, without the
+    beginning of another answer. Else prompt and response as one text, with what ``reader`` puts around a text.
+    ``writer`` gives the tokenizer of ``response_ids``, where they are read.
 
     Raises ModelError for response ids of another tokenizer, and for a chat without a template; DataError, with the row,
     for messages that the template refuses, and for a row whose messages end with an answer already.
@@ -96,7 +98,8 @@ def _conversations(batch: Batch, writer: Callable[[], Any], title: str) -> list[
         return [list(messages) for messages in batch["conversation"].to_list()]
     answers = decoded(batch, "response_ids", writer(), title=title)
     if "messages" in batch.fields:
-        asked: list[Sequence[Message]] = batch["messages"].to_list()
+        added = [*values(batch["messages"].marks, "system")]  # for the policy
+        asked: list[Sequence[Message]] = [_without(messages, added) for messages in batch["messages"].to_list()]
         for i, messages in enumerate(asked):
             if messages and messages[-1]["role"] == "assistant":
                 raise DataError(
@@ -108,6 +111,12 @@ def _conversations(batch: Batch, writer: Callable[[], Any], title: str) -> list[
         asked = [[{"role": "user", "content": prompt}] for prompt in batch["prompt"].to_list()]
     said = zip(asked, answers, strict=True)
     return [[*messages, {"role": "assistant", "content": answer}] for messages, answer in said]
+
+
+def _without(messages: Sequence[Message], added: Sequence[str]) -> Sequence[Message]:
+    """Messages without a system message whose text is among ``added``."""
+    first = messages[0] if messages else {"role": ""}
+    return messages[1:] if first["role"] == "system" and first["content"] in added else messages
 
 
 def _at(batch: Batch, number: int) -> At:
