@@ -129,8 +129,8 @@ class RewardModel(TrainedModel):
 
         Args:
             chat: False joins prompt and response to one plain text, for a model without a chat template.
-            system: the system message of chats that have none. One that the data source has added with its own
-                ``system=`` is the policy's, and left out.
+            system: the system message of chats that have none. One that the data source, or ``ask``, has added with
+                its own ``system=`` is the policy's, and left out.
             tokenizer: what the rows' own tokens are of: the handle of a worker, a name or a folder; None is that of the
                 flow's actor.
 

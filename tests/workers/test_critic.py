@@ -16,7 +16,7 @@ from transformers import (
 
 import flowrl as fl
 from flowrl import rl
-from flowrl.batch import Batch, Column
+from flowrl.batch import Batch, CallInfo, Column
 from flowrl.errors import DataError, FieldError, ModelError, ProgramError
 
 LETTERS = list("abcdefgh +=0123456789")
@@ -137,6 +137,27 @@ def test_the_system_message_of_the_source_is_for_the_policy(judge, folder):
             assert scored([prompt], **how) == pytest.approx(wanted, abs=1e-5)
     own = by_hand(folder, [chat("1", said, system="a") for said in ("3", "12+7=19")])
     assert scored([chat("1", system="a")], system="d") == pytest.approx(own, abs=1e-5)
+
+
+def test_a_chat_of_ask_is_scored_by_its_messages(judge, folder):
+    """Not by the text that the template of the model that was asked has made of it."""
+
+    def built():
+        tokenizer = policy_tokenizer()
+        tokenizer.chat_template = "{% for m in messages %}{{ m.content }}+{% endfor %}="
+        return tokenizer
+
+    config = {"model_type": "qwen2", "vocab_size": len(POLICY), **SIZES, "num_key_value_heads": 2}
+    writer = fl.open(fl.Actor(fl.Model(config=config, tokenizer=built), lr=None, max_tokens=3))
+    asked = writer.ask(rows(), "a {response}", chat=True, system="c", tokenizer=writer)
+    assert asked.fields == ("prompt", "prompt_ids", "messages") and asked.prompt[0] == "c+a 3+="
+    assert writer.ask(rows().take([]), "{response}", chat=True, tokenizer=writer).fields == asked.fields
+    said = writer.generate(asked.with_call(CallInfo(seed=1)), n=2)
+    answers = writer.tokenizer.batch_decode(said.response_ids.to_list(), skip_special_tokens=True)
+    texts = [text for text in ("3", "12+7=19", "abc") for _ in range(2)]
+    for how in ({}, {"system": "d"}):
+        wanted = by_hand(folder, [chat(f"a {t}", a, **how) for t, a in zip(texts, answers, strict=True)])
+        assert judge.score_text(said, tokenizer=writer, **how).rewards.to_list() == pytest.approx(wanted, abs=1e-5)
 
 
 def test_the_conversation_of_an_episode_is_scored_as_it_is(judge, folder):
