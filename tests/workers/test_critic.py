@@ -191,6 +191,14 @@ def test_a_template_that_ends_with_padding_is_scored_before_it(tmp_path):
     assert found == pytest.approx(wanted, abs=1e-5)
 
 
+def test_the_template_may_be_given_arguments(tmp_path):
+    save(tmp_path, template=TEMPLATE + "{{ '=' if thinks }}")
+    judge = fl.open(fl.RewardModel(str(tmp_path)))
+    how = {"tokenizer": policy_tokenizer()}
+    plain, other = (judge.score_text(rows(), chat_template_kwargs={"thinks": t}, **how).rewards for t in (False, True))
+    assert plain.equal(judge.score_text(rows(), **how).rewards) and not plain.equal(other)
+
+
 def test_no_rows_have_no_rewards(judge):
     found = judge.score_text(rows().take([]), tokenizer=policy_tokenizer())
     assert len(found) == 0 and "rewards" in found.fields
@@ -217,6 +225,14 @@ def test_a_row_that_is_too_long_is_named_and_not_cut(judge):
             "reads 'response_ids', whose ids another tokenizer made",
             "tokeni",
         ),
+        ({"chat": False, "chat_template_kwargs": {"x": 1}}, ProgramError, "kwargs= is for chats", "Leave out one"),
+        (
+            {"chat_template_kwargs": {"tokenize": True}},
+            ProgramError,
+            "score_text: chat_template_kwargs has",
+            "Leave it",
+        ),
+        ({"chat_template_kwargs": {"thinks": True}}, ModelError, "reads no 'thinks'", "never read"),
         ({"chat": "yes"}, ProgramError, "chat='yes'", ""),
         ({"system": 3}, ProgramError, "system=3", ""),
     ],
