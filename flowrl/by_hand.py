@@ -79,6 +79,7 @@ def open_worker(
             warn=lambda text: warnings.warn(text, stacklevel=2),
             apart=lambda other: "",
             device=device,
+            by_hand=True,
         )
     )
     worker.program_starts()

@@ -22,7 +22,8 @@ from .hub import cached_file
 #: ``("scale", "row")`` of log-probabilities at the temperature of each row, ``("scale", "1")`` of those at one for all;
 #: ``("cut", "top_p=0.9")`` of those of a distribution that was cut; ``("by", "actor.generate")`` of who computed them,
 #: ``("dtype", "bf16")`` of what they were computed in; ``("cache", "kept")`` of the versions of tokens whose rows kept
-#: keys and values of the version before through a publish. A value that begins with ``?`` is not known yet.
+#: keys and values of the version before through a publish; ``("system", text)`` of messages before which a system
+#: message of the policy was put, which their data do not have. A value that begins with ``?`` is not known yet.
 Mark = tuple[str, str]
 Marks = frozenset[Mark]
 UNMARKED: Marks = frozenset()

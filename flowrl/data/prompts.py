@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..batch import Batch, Column
 from ..errors import At, DataError, near
-from ..marks import IDS, marks, vocabulary
+from ..marks import IDS, Marks, marks, vocabulary
 from .conversations import read_conversation, templated
 from .documents import cut_documents
 from .surrogates import half_error, half_of_pair
@@ -75,11 +75,17 @@ class Prompts:
         return Prompts(reading, made, kept, messages)
 
     def batch(self, rows: Sequence[Row], uids: Sequence[int], tokenizer: Any, *, at: Callable[[int], At]) -> Batch:
-        """Rows as a batch; row i has the key (uids[i],). Its ids know the tokenizer that made them."""
+        """Rows as a batch; row i has the key (uids[i],).
+
+        Its ids know the tokenizer that made them, and its messages the system message of the source.
+        """
         if tokenizer is None:
             raise DataError("There is no tokenizer for the prompts.", fix="Give the source tokenizer=.")
         made, ids = self._read(rows, uids, tokenizer, at=at), marks(tokenizer=vocabulary(tokenizer))
-        return Batch(made.keys, {n: c.marked(ids) if n in IDS else c for n, c in made.columns.items()}, made.call)
+        known: dict[str, Marks] = {name: ids for name in IDS}
+        if self.messages:
+            known["messages"] = marks(system=self.reading.system or "")
+        return Batch(made.keys, {n: c.marked(known.get(n, c.marks)) for n, c in made.columns.items()}, made.call)
 
     def _read(self, rows: Sequence[Row], uids: Sequence[int], tokenizer: Any, *, at: Callable[[int], At]) -> Batch:
         for row in rows:

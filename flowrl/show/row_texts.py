@@ -77,7 +77,8 @@ def conversation(row: Row, texts: Decodes | None) -> list[dict[str, Any]]:
         messages = row.get(name)
         if isinstance(messages, list) and messages and all(isinstance(m, dict) for m in messages):
             said = [_message(_readable(m.get("role", "")), _readable(m.get("content"))) for m in messages[:ROLES]]
-            return said + ([] if name == "messages" else _response(row, texts))
+            whole = name == "messages" and messages[-1].get("role") == "assistant"
+            return said + ([] if whole else _response(row, texts))
     prompt = _readable(row.get("prompt"))
     return ([_message("prompt", prompt)] if prompt else []) + _response(row, texts)
 

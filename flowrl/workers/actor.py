@@ -20,7 +20,7 @@ from .gap import compared_fields, with_expected
 from .model_options import MODEL, OPTIM, SAMPLING, UPDATE, Build, Lora, Model, Sampled, Sampling
 from .streaming import EngineCall, SampleRequest
 from .tokens.packed_tokens import marked
-from .tokens.prompt_template import asked_columns, written
+from .tokens.prompt_template import asked_columns, asked_fields, written
 from .tokens.row_support import not_recorded
 from .tokens.sampling import (
     SamplingArguments,
@@ -211,7 +211,7 @@ class Actor(TrainedModel):
             dtype=dtype_of(self.generating_engine()),
         )
 
-    @op(reads=asked_columns, adds="prompt: any, prompt_ids: i32[*prompt]", rows="apart", cost="local", marks=_asked)
+    @op(reads=asked_columns, adds=asked_fields, rows="apart", cost="local", marks=_asked)
     def ask(
         self,
         batch: Batch,
@@ -223,6 +223,8 @@ class Actor(TrainedModel):
         tokenizer: Any = None,
     ) -> Mapping[str, Any]:
         """Prompts for this worker about rows of another one: the same rows, with ``prompt`` and ``prompt_ids`` alone.
+
+        A chat has its ``messages`` besides, which :meth:`RewardModel.score_text` reads.
 
         ``{prompt}``, ``{response}`` and names of columns in ``template`` are filled in for every row. Text goes from
         one model to the other: it is encoded with this worker's tokenizer, whatever made the rows.

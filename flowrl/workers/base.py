@@ -49,6 +49,7 @@ class Opening:
     notes: Notes = field(default_factory=Notes)  # of the rows that user code is at
     settle: Callable[[Failures], None] | None = None  # takes rows that failed, where the whole call is looked at
     policies: Sequence[Any] = ()  # handles of the workers that its ops are handed, in any program
+    by_hand: bool = False  # it is in no program, so what its ops will be handed is not known
 
 
 class Worker:

@@ -55,7 +55,7 @@ class Critic(TrainedModel):
     @op(reads="tokens, response_mask", adds="values: f32[*response]", cost="forward", pieces=True)
     def values(self, batch: Batch) -> Mapping[str, Any]:
         """Adds ``values``: for each response token, of the state in which it was chosen."""
-        return {"values": self.training_engine().values(batch)}
+        return {"values": self.reading_engine().values(batch)}
 
     @op(reads=trains("values", "tokens, response_mask", what="critic"), updates="weights", cost="train")
     @takes(**UPDATE)
@@ -114,11 +114,17 @@ class RewardModel(TrainedModel):
 
         :meth:`score_text` is for rows of another one.
         """
-        return {"rewards": self.training_engine().scores(batch)}
+        return {"rewards": self.reading_engine().scores(batch)}
 
     @op(reads=text_columns, adds="rewards: f32[]", cost="forward", pieces=True)
     def score_text(
-        self, batch: Batch, *, chat: bool = True, system: str | None = None, tokenizer: Any = None
+        self,
+        batch: Batch,
+        *,
+        chat: bool = True,
+        system: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        tokenizer: Any = None,
     ) -> Mapping[str, Any]:
         """Adds ``rewards``, f32[]: the score of each row's text in this model's own tokens, whoever wrote the row.
 
@@ -129,7 +135,10 @@ class RewardModel(TrainedModel):
 
         Args:
             chat: False joins prompt and response to one plain text, for a model without a chat template.
-            system: the system message of chats that have none.
+            system: the system message of chats that have none. One that the data source, or ``ask``, has added with
+                its own ``system=`` is the policy's, and left out.
+            chat_template_kwargs: arguments of the chat template, such as ``{"enable_thinking": False}``; ModelError for
+                one that it never reads.
             tokenizer: what the rows' own tokens are of: the handle of a worker, a name or a folder; None is that of the
                 flow's actor.
 
@@ -141,9 +150,9 @@ class RewardModel(TrainedModel):
         >>> judge = flow.worker(fl.RewardModel, "Skywork/Skywork-Reward-V2-Llama-3.2-1B")
         >>> # in a program, after actor.generate: batch = judge.score_text(batch)
         """
-        engine, title = self.training_engine(), f"{self.name or 'reward model'}.score_text"
-        writer = partial(self._tokenizers, tokenizer)
-        ids = read_text(batch, chat=chat, system=system, reader=self.tokenizer, writer=writer, title=title)
+        engine, title = self.reading_engine(), f"{self.name or 'reward model'}.score_text"
+        more, writer = chat_template_kwargs or {}, partial(self._tokenizers, tokenizer)
+        ids = read_text(batch, chat=chat, system=system, more=more, reader=self.tokenizer, writer=writer, title=title)
         tokens = score_tokens(batch, ids, padding=engine.padding_id, positions=engine.positions)
         return {"rewards": engine.scores(batch.select().with_columns({"tokens": tokens}))}
 

@@ -6,10 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from ..errors import ProgramError
+from ..errors import ModelError, ProgramError
 from ..graph.ops.function_spec import Spec
 from ..graph.ops.signature import CallShape
 from ..graph.ops.update_metrics import Metrics
+from .base import Opening
+from .engine import Trains
+from .engine import trains as can_train
 from .model_options import OPTIM, UPDATE, Build, Model, Optim
 from .model_worker import ModelWorker
 from .tokens.packed_tokens import masked
@@ -70,6 +73,24 @@ class TrainedModel(ModelWorker):
             dtype=self.dtype,
             gradient_checkpointing=self.gradient_checkpointing,
             seed=self.seed,
+        )
+
+    def open(self, opening: Opening) -> None:
+        """Open its engine. Raises as :meth:`reading_engine`, unless it may follow another worker before it is read."""
+        super().open(opening)
+        if self.head == "scalar" and can_train(self.engine) and not opening.policies and not opening.by_hand:
+            self.reading_engine()
+
+    def reading_engine(self) -> Trains:
+        """Return the engine to read with. ModelError where its head is random, and nothing has ever written to it."""
+        engine = self.training_engine()
+        if self.trains or self.version or self.dirty or (others := engine.fresh_head) is None:
+            return engine
+        title = cast("Model", self.model).title
+        raise ModelError(
+            f"'{title}' holds no score.weight, the head that gives numbers, and lr=None trains none.",
+            have=others[:5] or None,
+            fix="Name a model that has such a head, or give lr= to train one.",
         )
 
     def train(

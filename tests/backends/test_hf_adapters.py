@@ -427,6 +427,14 @@ def test_the_head_of_a_reward_model_comes_back_with_its_adapters(tmp_path):
     assert other.digest() == judge.digest()
 
 
+def test_a_frozen_reward_model_scores_with_the_head_beside_its_adapters(tmp_path):
+    fl.open(fl.Actor(MODEL)).save(str(tmp_path / "language"))
+    language, rows = str(tmp_path / "language"), examples()
+    judge, folder = saved(tmp_path, fl.open(fl.RewardModel(language, lr=1e-2, lora=fl.Lora(r=2), seed=7)))
+    other = fl.open(fl.RewardModel(language, lora=fl.Lora(path=folder), seed=8))
+    assert other.score(rows).rewards.equal(judge.score(rows).rewards)
+
+
 def test_adapters_that_peft_made_are_read(tmp_path):
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM

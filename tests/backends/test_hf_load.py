@@ -6,7 +6,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, Qwen2ForCausalLM
 
 from flowrl.backends import open_engine
-from flowrl.backends.hf.load import pick_device
+from flowrl.backends.hf.load import load_unread, pick_device
 from flowrl.backends.hf.net import Net
 from flowrl.errors import ModelError, PlanError
 from flowrl.workers.model_options import Build, Model, Sampling
@@ -55,6 +55,12 @@ def test_a_language_model_becomes_a_critic_with_a_small_head(tmp_path):
     assert 0 < float(first.weights()["score.weight"].std()) < 3 / 32
     assert opening(Model(str(tmp_path / "lm")), head="scalar", seed=1).digest() == first.digest()
     assert opening(Model(str(tmp_path / "lm")), head="scalar", seed=2).digest() != first.digest()
+    first.save(tmp_path / "scorer")
+    again = opening(Model(str(tmp_path / "scorer")), head="scalar", seed=2)
+    assert first.fresh_head == () and again.fresh_head is None
+    for folder, lacks in (("lm", True), ("scorer", False)):
+        model, saved = load_unread(Build(Model(str(tmp_path / folder)), head="scalar"), torch.float32)
+        assert saved is not None and (model.fresh_head is not None) == lacks
 
 
 def test_a_saved_scorer_scores_as_transformers_does(tmp_path):

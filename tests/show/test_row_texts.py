@@ -60,6 +60,9 @@ def test_turns_are_told_apart_by_the_mask() -> None:
 def test_messages_are_shown_as_they_are() -> None:
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": None}, {"content": [1]}]
     assert [part["text"] for part in conversation({"messages": messages}, None)] == ["Hi", "", "[1]"]
+    for shown, answer in ((messages[:1], ["Yes"]), (messages[:2], [""])):
+        found = conversation({"messages": shown, "response": "Yes"}, None)
+        assert [part["text"] for part in found] == ["Hi", *answer], "a prompt is followed by its response"
 
 
 def test_what_is_long_is_cut_and_says_how_long_it_is() -> None:

@@ -7,11 +7,16 @@ import json
 import pytest
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerFast, Qwen2Config
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+)
 
 import flowrl as fl
 from flowrl import rl
-from flowrl.batch import Batch, Column
+from flowrl.batch import Batch, CallInfo, Column
 from flowrl.errors import DataError, FieldError, ModelError, ProgramError
 
 LETTERS = list("abcdefgh +=0123456789")
@@ -52,13 +57,13 @@ def folder(tmp_path_factory):
     return folder
 
 
-def save(folder, *, padding=None, template=TEMPLATE, positions=POSITIONS):
+def save(folder, *, padding=None, template=TEMPLATE, positions=POSITIONS, kind=AutoModelForSequenceClassification):
     ids = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": len(JUDGE) - 1 if padding is None else padding}
     config = Qwen2Config(
         vocab_size=len(JUDGE), max_position_embeddings=positions, num_key_value_heads=2, num_labels=1, **SIZES, **ids
     )
     torch.manual_seed(5)
-    AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
+    kind.from_config(config).save_pretrained(folder)
     judge_tokenizer(template).save_pretrained(folder)
 
 
@@ -111,6 +116,50 @@ def test_a_system_message_and_messages_of_the_data_are_put_before_the_response(j
     assert found.rewards.to_list() == pytest.approx(by_hand(folder, with_system), abs=1e-5)
 
 
+def test_the_system_message_of_the_source_is_for_the_policy(judge, folder):
+    """Whether prompts are text or messages; one that the data have themselves is what the row says."""
+    tokenizer = policy_tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}="
+
+    def scored(prompts, **how):
+        source = fl.data.rows(
+            [{"prompt": p} for p in prompts], batch=len(prompts), chat=True, system="c", shuffle=False
+        )
+        batch = source.to_batch(source.cursor().draw(), 0, tokenizer).expand(2)
+        answers = rows().response_ids.take([0, 1])
+        return judge.score_text(
+            batch.with_columns({"response_ids": answers}), tokenizer=tokenizer, **how
+        ).rewards.to_list()
+
+    for how in ({}, {"system": "d"}):
+        wanted = by_hand(folder, [chat("1+2=", said, **how) for said in ("3", "12+7=19")])
+        for prompt in ("1+2=", chat("1+2=")):
+            assert scored([prompt], **how) == pytest.approx(wanted, abs=1e-5)
+    own = by_hand(folder, [chat("1", said, system="a") for said in ("3", "12+7=19")])
+    assert scored([chat("1", system="a")], system="d") == pytest.approx(own, abs=1e-5)
+
+
+def test_a_chat_of_ask_is_scored_by_its_messages(judge, folder):
+    """Not by the text that the template of the model that was asked has made of it."""
+
+    def built():
+        tokenizer = policy_tokenizer()
+        tokenizer.chat_template = "{% for m in messages %}{{ m.content }}+{% endfor %}="
+        return tokenizer
+
+    config = {"model_type": "qwen2", "vocab_size": len(POLICY), **SIZES, "num_key_value_heads": 2}
+    writer = fl.open(fl.Actor(fl.Model(config=config, tokenizer=built), lr=None, max_tokens=3))
+    asked = writer.ask(rows(), "a {response}", chat=True, system="c", tokenizer=writer)
+    assert asked.fields == ("prompt", "prompt_ids", "messages") and asked.prompt[0] == "c+a 3+="
+    assert writer.ask(rows().take([]), "{response}", chat=True, tokenizer=writer).fields == asked.fields
+    said = writer.generate(asked.with_call(CallInfo(seed=1)), n=2)
+    answers = writer.tokenizer.batch_decode(said.response_ids.to_list(), skip_special_tokens=True)
+    texts = [text for text in ("3", "12+7=19", "abc") for _ in range(2)]
+    for how in ({}, {"system": "d"}):
+        wanted = by_hand(folder, [chat(f"a {t}", a, **how) for t, a in zip(texts, answers, strict=True)])
+        assert judge.score_text(said, tokenizer=writer, **how).rewards.to_list() == pytest.approx(wanted, abs=1e-5)
+
+
 def test_the_conversation_of_an_episode_is_scored_as_it_is(judge, folder):
     told = [chat("1", "2", "3", "4"), chat("a", "b"), chat("0", "1", system="c")]
     turns = Column.of([[0], [0], [0]], dim="response", dtype="i32")
@@ -142,6 +191,14 @@ def test_a_template_that_ends_with_padding_is_scored_before_it(tmp_path):
     assert found == pytest.approx(wanted, abs=1e-5)
 
 
+def test_the_template_may_be_given_arguments(tmp_path):
+    save(tmp_path, template=TEMPLATE + "{{ '=' if thinks }}")
+    judge = fl.open(fl.RewardModel(str(tmp_path)))
+    how = {"tokenizer": policy_tokenizer()}
+    plain, other = (judge.score_text(rows(), chat_template_kwargs={"thinks": t}, **how).rewards for t in (False, True))
+    assert plain.equal(judge.score_text(rows(), **how).rewards) and not plain.equal(other)
+
+
 def test_no_rows_have_no_rewards(judge):
     found = judge.score_text(rows().take([]), tokenizer=policy_tokenizer())
     assert len(found) == 0 and "rewards" in found.fields
@@ -168,6 +225,14 @@ def test_a_row_that_is_too_long_is_named_and_not_cut(judge):
             "reads 'response_ids', whose ids another tokenizer made",
             "tokeni",
         ),
+        ({"chat": False, "chat_template_kwargs": {"x": 1}}, ProgramError, "kwargs= is for chats", "Leave out one"),
+        (
+            {"chat_template_kwargs": {"tokenize": True}},
+            ProgramError,
+            "score_text: chat_template_kwargs has",
+            "Leave it",
+        ),
+        ({"chat_template_kwargs": {"thinks": True}}, ModelError, "reads no 'thinks'", "never read"),
         ({"chat": "yes"}, ProgramError, "chat='yes'", ""),
         ({"system": 3}, ProgramError, "system=3", ""),
     ],
@@ -193,20 +258,69 @@ def test_a_model_without_a_template_says_so(tmp_path):
     assert len(judge.score_text(rows(), chat=False, tokenizer=policy_tokenizer())) == 3
 
 
+# -- a model without the head -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def headless(tmp_path_factory):
+    """A language model, which has no scalar head."""
+    folder = tmp_path_factory.mktemp("language")
+    save(folder, kind=AutoModelForCausalLM)
+    return str(folder)
+
+
+@pytest.mark.parametrize("ask", ["score", "score_text", "values"])
+def test_a_frozen_model_gives_no_numbers_of_a_head_that_nothing_has_trained(headless, judge, ask):
+    kind = fl.Critic if ask == "values" else fl.RewardModel
+    made = rows()
+    ids = made.response_ids.to_list()
+    mask = Column.of([[True] * (len(row) - 1) for row in ids], dim="response", dtype="bool")
+    made = made.with_columns({"tokens": Column.of(ids, dim="token", dtype="i32"), "response_mask": mask})
+    how = {"tokenizer": policy_tokenizer()} if ask == "score_text" else {}
+    frozen = fl.open(kind(headless, lr=None))
+    with pytest.raises(ModelError) as error:
+        getattr(frozen, ask)(made, **how)
+    assert error.value.what.startswith(f"'{headless}' holds no score.weight, the head that gives numbers")
+    assert error.value.have == "lm_head.weight" and "give lr= to train one" in error.value.fix
+    assert len(getattr(fl.open(kind(headless, lr=1e-5)), ask)(made, **how)) == 3, "one that is trained begins with it"
+    frozen.follow(judge)
+    found, wanted = (getattr(worker, ask)(made, **how) for worker in (frozen, fl.open(kind(judge.model, lr=None))))
+    field = "values" if ask == "values" else "rewards"
+    assert found[field].equal(wanted[field]), "one that follows another has the head of that"
+
+
+@pytest.mark.parametrize("runtime", ["eager", "local"])
+def test_a_flow_does_not_open_such_a_model_unless_it_may_follow_another(headless, folder, tmp_path, runtime):
+    def run(*, handle=False, follows=False):
+        flow = flow_of(headless, handle=handle, follows=str(folder) if follows else None)
+        return flow.run(out=tmp_path / f"{handle}{follows}", runtime=runtime, quiet=True, save_models=False).out
+
+    with pytest.raises(ModelError, match="holds no score.weight") as opened:
+        run()
+    assert "flow.worker(fl.RewardModel" in opened.value.at.text
+    with pytest.raises(ModelError, match="holds no score.weight") as called:
+        run(handle=True)
+    assert "getattr(judge, op)" in called.value.at.text, "it might have followed the actor"
+    assert len(numbers(run(follows=True))) == 2
+
+
 # -- in a program ------------------------------------------------------------------------------------------------------
 
 
-def flow_of(folder, *, op="score_text", handle=False):
+def flow_of(folder, *, op="score_text", handle=False, follows=None):
     ids = {"eos_token_id": len(POLICY) - 1, "pad_token_id": 0, "bos_token_id": None}
     config = {"model_type": "qwen2", "vocab_size": len(POLICY), **SIZES, "num_key_value_heads": 2, **ids}
     flow = fl.Flow("x")
     actor = flow.worker(fl.Actor, fl.Model(config=config, tokenizer=policy_tokenizer), max_tokens=4, name="actor")
     judge = flow.worker(fl.RewardModel, str(folder), name="judge")
+    trained = None if follows is None else flow.worker(fl.RewardModel, follows, lr=1e-5, name="trained")
     prompts = fl.data.rows([{"prompt": f"{a}+1="} for a in range(8)], batch=4)
 
     @flow.program
     def x(steps: int = 2):
         for step, batch in flow.steps(prompts, steps):
+            if trained is not None:
+                judge.follow(trained)
             batch = actor.generate(batch, n=2)
             batch = getattr(judge, op)(batch, **({"tokenizer": actor} if handle else {}))
             batch = rl.group_advantages(batch)

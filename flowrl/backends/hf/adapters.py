@@ -84,6 +84,7 @@ def _load(model: Any, folder: Path) -> None:
     with torch.no_grad():
         for name, weight in trained.items():
             weight.copy_(saved[name])
+    model.fresh_head = None  # it lay beside the adapters
 
 
 def _saved_name(name: str) -> str:

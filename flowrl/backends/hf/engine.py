@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -105,6 +105,11 @@ class HFEngine(Streaming):
     def padding_id(self) -> int | None:
         """The id of padding by the model's configuration, which transformers does not score; None without one."""
         return getattr(self.net.config, "pad_token_id", None)
+
+    @property
+    def fresh_head(self) -> Sequence[str] | None:
+        """The names of weights in the model's files that it has no place for, where these lack its scalar head."""
+        return getattr(self.net.model, "fresh_head", None)
 
     # -- reading ----------------------------------------------------------------------------------------------------
 

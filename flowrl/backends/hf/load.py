@@ -56,7 +56,8 @@ def load_model(build: Build, device: torch.device, dtype: torch.dtype) -> Any:
     """The transformers model, in ``dtype`` on ``device``, in evaluation mode (no dropout, in training neither).
 
     Random weights come from the model's seed alone, whatever the state of torch's generators, which stay as they are.
-    A scalar head that the checkpoint does not hold gets normal weights of std 1 / hidden size from ``build.seed``.
+    A scalar head that the checkpoint does not hold gets normal weights of std 1 / hidden size from ``build.seed``. The
+    attribute ``fresh_head`` of such a model are the names of weights in the files that it has no place for, else None.
     """
     return _made(build, dtype).to(device=device).eval()
 
@@ -79,7 +80,8 @@ def _made(build: Build, dtype: torch.dtype) -> Any:
         if build.model.config is not None:
             model, fresh = _from_config(build.model.config, build.head, dtype), True
         else:
-            model, fresh = _from_name(build.model, build.head, dtype)
+            model, fresh, unread = _from_name(build.model, build.head, dtype)
+            model.fresh_head = unread if fresh else None
     if build.head == "scalar" and fresh:
         generator = torch.Generator().manual_seed(build.seed)
         weight = model.score.weight
@@ -176,8 +178,8 @@ def _from_config(said: Mapping[str, Any], head: str, dtype: torch.dtype) -> Any:
         ) from error
 
 
-def _from_name(model: Model, head: str, dtype: torch.dtype) -> tuple[Any, bool]:
-    """The model, and whether its scalar head is fresh."""
+def _from_name(model: Model, head: str, dtype: torch.dtype) -> tuple[Any, bool, tuple[str, ...]]:
+    """The model, whether its scalar head is fresh, and the names of weights in the files that it has no place for."""
     name = model_folder(str(model.name))
     if not Path(name).is_dir():
         check_on_hub(name, ("config.json",), revision=model.revision)
@@ -209,7 +211,7 @@ def _from_name(model: Model, head: str, dtype: torch.dtype) -> tuple[Any, bool]:
     for weight in loaded.parameters():
         if not weight.untyped_storage().resizable():  # the file's own memory, which nobody could give back
             weight.data = weight.data.clone()
-    return loaded, bool(missing)
+    return loaded, bool(missing), tuple(sorted(info["unexpected_keys"]))
 
 
 def _refuse_pickles(folder: Path) -> None:

@@ -13,7 +13,7 @@ from ...data.template_arguments import check_read, wrong_arguments
 from ...errors import At, FieldError, ModelError, ProgramError, did_you_mean
 from ...graph.ops.field_types import STANDARD
 from ...graph.ops.signature import CallShape
-from ...marks import other_ids, values, vocabulary
+from ...marks import marks, other_ids, values, vocabulary
 from .packed_tokens import pack
 
 if TYPE_CHECKING:
@@ -44,6 +44,11 @@ def asked_columns(shape: CallShape) -> str:
     return ", ".join(dict.fromkeys(wanted))
 
 
+def asked_fields(shape: CallShape) -> str:
+    """What a call of ``ask`` adds: a chat has its messages besides."""
+    return f"prompt: any, prompt_ids: i32[*prompt]{', messages: any' if shape.call.get('chat') else ''}"
+
+
 def written(
     batch: Batch,
     template: str,
@@ -54,13 +59,15 @@ def written(
     reader: Any,
     writer: Any,
 ) -> Mapping[str, Any]:
-    """``prompt`` (text) and ``prompt_ids`` of every row, in the tokens of ``reader``.
+    """``prompt`` (text) and ``prompt_ids`` of every row, in the tokens of ``reader``, and ``messages`` of a chat.
 
-    ``writer`` is the tokenizer of the rows' own token ids, and ``more`` are arguments of the chat template. Raises
-    FieldError for a column of other token ids, ModelError for an argument that the template never reads.
+    These know their system message. ``writer`` is the tokenizer of the rows' own token ids, and ``more`` are arguments
+    of the chat template. Raises FieldError for a column of other token ids, ModelError for an argument that the
+    template never reads.
     """
     if not len(batch):  # of nothing, transformers makes one empty text
-        return {"prompt": Column.of([], dtype="any"), "prompt_ids": pack([], "prompt")}
+        nothing = Column.of([], dtype="any")
+        return {"prompt": nothing, "prompt_ids": pack([], "prompt"), **({"messages": nothing} if chat else {})}
     columns: dict[str, Any] = {}
     for name in _names(template):
         field = _field(name, frozenset(batch.fields))
@@ -79,20 +86,21 @@ def written(
         Formatter().vformat(template, (), dict(zip(columns, row, strict=True)))
         for row in zip(*columns.values(), strict=True)
     ]
+    messages: dict[str, Column] = {}
     if chat:
         check_read(more, reader)
         first = [] if system is None else [{"role": "system", "content": system}]
+        chats = [[*first, {"role": "user", "content": text}] for text in texts]
+        messages["messages"] = Column.of(chats, dtype="any").marked(marks(system=system or ""))
         texts = [
-            templated(
-                [*first, {"role": "user", "content": text}], reader, At(f"<row {key}>", 0), answer=True, more=more
-            )
-            for key, text in zip(batch.keys, texts, strict=True)
+            templated(said, reader, At(f"<row {key}>", 0), answer=True, more=more)
+            for key, said in zip(batch.keys, chats, strict=True)
         ]
     ids = encode(texts, reader, special=not chat, at=lambda i: At(f"<row {batch.keys[i]}>", 0))
     empty = next((key for key, row in zip(batch.keys, ids, strict=True) if not row), None)
     if empty is not None:
         raise ModelError(f"ask: the prompt of row {empty} has no token.", fix="Give the text some words of its own.")
-    return {"prompt": Column.of(texts, dtype="any"), "prompt_ids": pack(ids, "prompt")}
+    return {"prompt": Column.of(texts, dtype="any"), "prompt_ids": pack(ids, "prompt"), **messages}
 
 
 def decoded(batch: Batch, field: str, writer: Any, *, title: str) -> list[str]:

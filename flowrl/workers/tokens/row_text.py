@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 from ...batch import Column
 from ...data.conversations import templated
 from ...data.prompts import encode
+from ...data.template_arguments import check_read, wrong_arguments
 from ...errors import At, DataError, FieldError, ModelError, ProgramError
 from ...graph.ops.signature import CallShape
+from ...marks import values
 from .packed_tokens import pack
 from .prompt_template import decoded
 
@@ -22,11 +24,14 @@ Message = Mapping[str, Any]
 def text_columns(shape: CallShape) -> str:
     """What a call that reads the text of rows reads: the conversation of an episode, else prompt and response.
 
-    Raises ProgramError for ``system=`` without a chat, FieldError for episodes that did not keep their conversation.
+    Raises ProgramError for what is for chats without one, FieldError for episodes that did not keep their conversation.
     """
     chat = shape.call.get("chat", True)
-    if shape.call.get("system") is not None and not chat:
-        raise ProgramError("system= is for chats, and chat=False is plain text.", fix="Leave out one of the two.")
+    for name in ("system", "chat_template_kwargs"):
+        if shape.call.get(name) is not None and not chat:
+            raise ProgramError(f"{name}= is for chats, and chat=False is plain text.", fix="Leave out one of the two.")
+    if wrong := wrong_arguments(shape.call.get("chat_template_kwargs")):
+        raise ProgramError(f"score_text: {wrong[0]}", fix=wrong[1])
     if chat and "conversation" in shape.have:
         return "conversation"
     if "turn_ids" in shape.have:
@@ -38,15 +43,24 @@ def text_columns(shape: CallShape) -> str:
 
 
 def read_text(
-    batch: Batch, *, chat: bool, system: str | None, reader: Any, writer: Callable[[], Any], title: str
+    batch: Batch,
+    *,
+    chat: bool,
+    system: str | None,
+    more: Mapping[str, Any],
+    reader: Any,
+    writer: Callable[[], Any],
+    title: str,
 ) -> list[list[int]]:
     """The token ids of every row's text in the vocabulary of ``reader``.
 
-    As a ``chat``: the messages of the row, else its prompt as those of a user, and its response as the assistant's, in
-    the chat template of ``reader``, without the beginning of another answer. Else prompt and response as one text, with
-    what ``reader`` puts around a text. ``writer`` gives the tokenizer of ``response_ids``, where they are read.
+    As a ``chat``: the messages of the row, without a system message that its source has put before them, else its
+    prompt as those of a user, and its response as the assistant's, in the chat template of ``reader``, without the
+    beginning of another answer. Else prompt and response as one text, with what ``reader`` puts around a text.
+    ``writer`` gives the tokenizer of ``response_ids``, where they are read, and ``more`` are arguments of the template.
 
-    Raises ModelError for response ids of another tokenizer, and for a chat without a template; DataError, with the row,
+    Raises ModelError for response ids of another tokenizer, for a chat without a template, and for an argument that the
+    template never reads; DataError, with the row,
     for messages that the template refuses, and for a row whose messages end with an answer already.
     """
     if not len(batch):
@@ -61,11 +75,12 @@ def read_text(
             fix="Write chat=False to read prompt and response as plain text, or give fl.Model(..., tokenizer=...) "
             "a tokenizer with the template that the model was trained with.",
         )
+    check_read(more, reader)
     chats = _conversations(batch, writer, title)
     if system is not None:
         first = {"role": "system", "content": system}
         chats = [chat if chat and chat[0]["role"] == "system" else [first, *chat] for chat in chats]
-    texts = [templated(chat, reader, _at(batch, i), answer=False) for i, chat in enumerate(chats)]
+    texts = [templated(chat, reader, _at(batch, i), answer=False, more=more) for i, chat in enumerate(chats)]
     return encode(texts, reader, special=False, at=lambda i: _at(batch, i))
 
 
@@ -96,7 +111,8 @@ def _conversations(batch: Batch, writer: Callable[[], Any], title: str) -> list[
         return [list(messages) for messages in batch["conversation"].to_list()]
     answers = decoded(batch, "response_ids", writer(), title=title)
     if "messages" in batch.fields:
-        asked: list[Sequence[Message]] = batch["messages"].to_list()
+        added = [*values(batch["messages"].marks, "system")]  # for the policy
+        asked: list[Sequence[Message]] = [_without(messages, added) for messages in batch["messages"].to_list()]
         for i, messages in enumerate(asked):
             if messages and messages[-1]["role"] == "assistant":
                 raise DataError(
@@ -108,6 +124,12 @@ def _conversations(batch: Batch, writer: Callable[[], Any], title: str) -> list[
         asked = [[{"role": "user", "content": prompt}] for prompt in batch["prompt"].to_list()]
     said = zip(asked, answers, strict=True)
     return [[*messages, {"role": "assistant", "content": answer}] for messages, answer in said]
+
+
+def _without(messages: Sequence[Message], added: Sequence[str]) -> Sequence[Message]:
+    """Messages without a system message whose text is among ``added``."""
+    first = messages[0] if messages else {"role": ""}
+    return messages[1:] if first["role"] == "system" and first["content"] in added else messages
 
 
 def _at(batch: Batch, number: int) -> At:
